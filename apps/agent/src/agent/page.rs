@@ -36,7 +36,6 @@ use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
 use self::frame::PageContext;
-use self::podcasts::PodcastAccess;
 use self::server::EntryCodes;
 use super::state::Agent;
 use crate::fetch::jobs;
@@ -175,7 +174,6 @@ impl PagePort {
         let context = PageContext {
             agent: self.agent.clone(),
             base: listener.guard().prefix().into(),
-            podcasts: Arc::new(PodcastAccess::default()),
         };
         let mut serving = JoinSet::new();
         serving.spawn_local(server::serve(listener, routes(context), entries.clone()));

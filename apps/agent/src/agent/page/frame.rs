@@ -8,7 +8,6 @@ use cedos_text::escape_controls;
 use http::StatusCode;
 
 use super::super::state::Agent;
-use super::podcasts::PodcastAccess;
 use crate::fetch::outcome::{TransferExit, TransferFailure};
 
 /// What the page's handlers know.
@@ -17,7 +16,6 @@ pub(super) struct PageContext {
     pub(super) agent: Arc<Agent>,
     /// The first part of all paths: a slash and the token.
     pub(super) base: Arc<str>,
-    pub(super) podcasts: Arc<PodcastAccess>,
 }
 
 /// A page in the navigation.

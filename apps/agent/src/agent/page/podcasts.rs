@@ -27,7 +27,6 @@ use axum::extract::DefaultBodyLimit;
 use axum::routing::{get, post};
 use cedos_readycast::FEED_BYTES_MAX;
 
-pub(super) use self::library_access::PodcastAccess;
 use super::frame::{PageContext, PageFrame};
 
 /// The routes of these pages.

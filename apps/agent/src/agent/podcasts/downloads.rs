@@ -331,7 +331,7 @@ impl Agent {
 
     /// Gives downloads of a channel that are in the queue the deadline and policy that hold now: those of its rule, or
     /// those that a person asked for an episode alone.
-    pub(super) async fn retime_downloads(
+    pub(in super::super) async fn retime_downloads(
         self: &Arc<Agent>,
         channel: ChannelId,
     ) -> Result<(), TransferFailure> {
@@ -383,7 +383,7 @@ impl Agent {
     }
 
     /// Takes an episode out of the queue, if it is in it.
-    pub(super) fn cancel_download(self: &Arc<Agent>, job: u64) {
+    pub(in super::super) fn cancel_download(self: &Arc<Agent>, job: u64) {
         // One that has just ended needs no end.
         let _ = self.set_intent(job, TransferIntent::Cancel);
     }

@@ -11,7 +11,7 @@ use cedos_readycast::{
 };
 use cedos_text::escape_controls;
 use d2tp_sched::CostPolicy;
-use jiff::{Timestamp, Zoned};
+use jiff::Zoned;
 use serde::Deserialize;
 use url::Url;
 
@@ -251,10 +251,8 @@ pub(super) async fn subscribe(
             let text = format!("`{address}` is no address of a feed: {error}");
             TransferFailure::usage(text)
         })?;
-        let now = Timestamp::now();
-        context
-            .change_podcasts(move |library| library.subscribe(&url, now))
-            .await
+        let added = context.agent.add_podcast(&url).await?;
+        Ok(added.channel.id)
     };
     match subscribed.await {
         Ok(id) => Redirect::to(&format!("{}/podcasts/channel/{id}", context.base)).into_response(),
@@ -331,17 +329,11 @@ pub(super) async fn change(
                 context
                     .change_podcasts(move |library| library.set_channel_rule(id, &rule))
                     .await?;
+                context.agent.retime_downloads(id).await?;
                 Ok(format!("{}/podcasts/channel/{id}", context.base))
             }
             ChannelAction::Remove => {
-                let files = context
-                    .change_podcasts(move |library| library.unsubscribe(id))
-                    .await?;
-                for file in files {
-                    if let Err(error) = tokio::fs::remove_file(&file).await {
-                        tracing::warn!(file = %file.display(), %error, "cannot remove an episode");
-                    }
-                }
+                context.agent.remove_podcast(id).await?;
                 Ok(format!("{}/podcasts", context.base))
             }
         }

@@ -1,13 +1,12 @@
 //! The page of an episode: notes, player, chapters, and when it is to be on this device.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use askama::Template;
 use axum::Form;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Redirect, Response};
-use cedos_readycast::{Episode, EpisodeDeadline, EpisodeId, EpisodeState};
+use cedos_readycast::{Episode, EpisodeId, EpisodeState};
 use http::StatusCode;
 use jiff::{Timestamp, Zoned};
 use serde::Deserialize;
@@ -21,7 +20,6 @@ use super::episode_row::{EpisodeRow, clock};
 use super::frame_of;
 use crate::fetch::deadline_text::{describe_deadline, parse_deadline};
 use crate::fetch::outcome::TransferFailure;
-use crate::order::Deadline;
 
 /// The longest position that is stored: four days.
 const POSITION_MS_MAX: u64 = 4 * 24 * 3_600 * 1_000; // a guess
@@ -152,28 +150,28 @@ pub(super) async fn act(
 ) -> Response {
     let id = EpisodeId(id);
     let done = async {
-        let now = Timestamp::now();
         match form.action {
             EpisodeAction::Download => {
-                let deadline = own_deadline(&form.by)?;
-                context
-                    .change_podcasts(move |library| {
-                        library.set_episode_deadline(id, Some(&deadline))
-                    })
-                    .await
+                let by = own_deadline(&form.by)?;
+                context.agent.ask_for_episode(id, by, None).await?;
             }
             EpisodeAction::NotWanted => {
+                let episode = context.agent.podcasts.episode(id).await?;
                 context
                     .change_podcasts(move |library| library.set_episode_deadline(id, None))
-                    .await
+                    .await?;
+                if let Some(job) = episode.summary.job {
+                    context.agent.cancel_download(job);
+                }
             }
-            EpisodeAction::Played | EpisodeAction::Unplayed => {
-                let played = matches!(form.action, EpisodeAction::Played);
-                context
-                    .change_podcasts(move |library| library.set_played(id, played, now))
-                    .await
+            EpisodeAction::Played => {
+                context.agent.podcasts.mark_played(id, true).await?;
+            }
+            EpisodeAction::Unplayed => {
+                context.agent.podcasts.mark_played(id, false).await?;
             }
         }
+        Ok::<_, TransferFailure>(())
     };
     match done.await {
         Ok(()) => Redirect::to(&format!("{}/podcasts/episode/{id}", context.base)).into_response(),
@@ -181,24 +179,14 @@ pub(super) async fn act(
     }
 }
 
-fn own_deadline(by: &str) -> Result<EpisodeDeadline, TransferFailure> {
-    let now = Zoned::now();
-    let by = match by.trim() {
-        "" => None,
-        text => {
-            let deadline = parse_deadline(text, &now).map_err(TransferFailure::usage)?;
-            Some(match deadline {
-                Deadline::At(at) => at,
-                Deadline::WithinS(s) => {
-                    let span = Duration::try_from_secs_f64(s).unwrap_or_default();
-                    now.timestamp()
-                        .saturating_add(span)
-                        .unwrap_or(Timestamp::MAX)
-                }
-            })
-        }
-    };
-    Ok(EpisodeDeadline { by, policy: None })
+/// The deadline that a person wrote; none for nothing.
+fn own_deadline(by: &str) -> Result<Option<Timestamp>, TransferFailure> {
+    let text = by.trim();
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let deadline = parse_deadline(text, &Zoned::now()).map_err(TransferFailure::usage)?;
+    Ok(Some(deadline.due().at()))
 }
 
 /// Stores where a player is.

@@ -6,10 +6,8 @@ use askama::Template;
 use axum::extract::multipart::MultipartError;
 use axum::extract::{Multipart, State};
 use axum::response::{IntoResponse, Response};
-use cedos_readycast::{LibraryError, OpmlImport, read_opml, write_opml};
 use cedos_text::escape_controls;
 use http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
-use jiff::Timestamp;
 
 use super::super::frame::{self, PageContext, PageFrame};
 use super::frame_of;
@@ -33,7 +31,6 @@ struct ImportedPage {
     frame: PageFrame,
     base: Arc<str>,
     feeds: usize,
-    added: usize,
     skipped: Vec<String>,
     more_skipped: usize,
 }
@@ -72,37 +69,22 @@ async fn uploaded(form: &mut Multipart) -> Result<Vec<u8>, TransferFailure> {
     Err(TransferFailure::usage(text))
 }
 
-async fn subscribe_all(
-    context: &PageContext,
-    form: &mut Multipart,
-) -> Result<(OpmlImport, usize), TransferFailure> {
-    let bytes = uploaded(form).await?;
-    let now = Timestamp::now();
-    // Nothing is made for a file that cannot be read.
-    let read = tokio::task::spawn_blocking(move || read_opml(&bytes)).await;
-    let read = read.map_err(|error| TransferFailure::error(error.to_string()))?;
-    let import = read.map_err(|error| TransferFailure::usage(error.to_string()))?;
-    let subscribed = context.change_podcasts(move |library| {
-        let before = library.channels()?.len();
-        for feed in &import.feeds {
-            library.subscribe(&feed.url, now)?;
-        }
-        let added = library.channels()?.len() - before;
-        Ok::<_, LibraryError>((import, added))
-    });
-    subscribed.await
-}
-
 /// Subscribes to all feeds of an uploaded list.
 pub(super) async fn import(State(context): State<PageContext>, mut form: Multipart) -> Response {
-    match subscribe_all(&context, &mut form).await {
-        Ok((import, added)) => {
+    let imported = async {
+        context
+            .agent
+            .podcasts
+            .import(uploaded(&mut form).await?)
+            .await
+    };
+    match imported.await {
+        Ok(import) => {
             let skipped = import.skipped.iter().take(SKIPPED_SHOWN_MAX);
             frame::html(&ImportedPage {
                 frame: frame_of(&context),
                 base: context.base.clone(),
-                feeds: import.feeds.len(),
-                added,
+                feeds: import.feeds,
                 more_skipped: import.skipped.len().saturating_sub(SKIPPED_SHOWN_MAX),
                 skipped: skipped
                     .map(|text| escape_controls(text).into_owned())
@@ -115,9 +97,8 @@ pub(super) async fn import(State(context): State<PageContext>, mut form: Multipa
 
 /// Gives all subscriptions as a list for other programs.
 pub(super) async fn export(State(context): State<PageContext>) -> Response {
-    match context.read_podcasts(|library| library.channels()).await {
-        Ok(channels) => {
-            let text = write_opml(channels.iter(), |channel| channel.url.clone());
+    match context.agent.podcasts.export().await {
+        Ok(text) => {
             let fields = [
                 (CONTENT_TYPE, "text/x-opml; charset=utf-8"),
                 (
