@@ -62,6 +62,8 @@ pub(super) struct PodcastService {
     /// Held while downloads are planned and queued, and while those in the queue get other terms: a rule that changes
     /// in between misses none.
     planning: tokio::sync::Mutex<()>,
+    /// Held from a subscription until what its feed brought is stored: the feed is not fetched a second time.
+    adding: tokio::sync::Mutex<()>,
     /// The way of feeds to this device.
     transport: OnceLock<Arc<StreamTransport>>,
     /// When the downloads that run got their first byte and changed networks.
@@ -77,6 +79,7 @@ impl Default for PodcastService {
             busy: Mutex::default(),
             refreshes: Semaphore::new(REFRESHES_MAX),
             planning: tokio::sync::Mutex::default(),
+            adding: tokio::sync::Mutex::default(),
             transport: OnceLock::new(),
             times: Mutex::default(),
         }
@@ -213,7 +216,8 @@ impl Agent {
                 is_without_network = true;
             } else if refreshes.len() < REFRESHES_MAX {
                 let agent = self.clone();
-                refreshes.spawn_local(async move { agent.refresh_due(request).await });
+                let channel = request.channel;
+                refreshes.spawn_local(async move { agent.refresh_due(channel).await });
             } else {
                 is_busy = true;
             }

@@ -62,10 +62,13 @@ pub(super) fn status_text(answer: &FeedAnswer, status: StatusCode) -> String {
 }
 
 impl Agent {
-    /// Fetches a feed that is due, and stores what came.
-    pub(super) async fn refresh_due(&self, request: RefreshRequest) {
-        let channel = request.channel;
-        match self.refresh(request).await {
+    /// Fetches the feed of a channel that is due, and stores what came.
+    pub(super) async fn refresh_due(&self, channel: ChannelId) {
+        let service = &self.podcasts;
+        let Some(busy) = BusyChannel::new(service, channel) else {
+            return;
+        };
+        match self.refresh(&busy, false).await {
             Ok(Some(report)) => {
                 tracing::debug!(%channel, added = report.added, problem = report.problem, "refreshed");
             }
@@ -74,27 +77,34 @@ impl Agent {
         }
     }
 
-    /// Fetches a feed and stores what came; none if another task does, or no network is up.
+    /// Fetches a feed and stores what came; none if it is not due, or no network is up. `now`: whether it is due in
+    /// any case. What is asked for is read from the library only here, while no other task fetches the feed: an older
+    /// request could have the address that the feed moved from.
     async fn refresh(
         &self,
-        request: RefreshRequest,
+        busy: &BusyChannel<'_>,
+        now: bool,
     ) -> Result<Option<RefreshReport>, TransferFailure> {
         let service = &self.podcasts;
-        let channel = request.channel;
-        let Some(_busy) = BusyChannel::new(service, channel) else {
-            return Ok(None);
-        };
+        let channel = busy.1;
         let Ok(_permit) = service.refreshes.acquire().await else {
             return Ok(None);
         };
-        let ask = FeedFetch {
-            url: request.url,
-            etag: request.etag,
-            last_modified: request.last_modified,
-            authorization: request.authorization,
-            bytes_max: FEED_BYTES_MAX,
+        let at = Timestamp::now();
+        let adding = service.adding.lock().await;
+        let request = service.with(move |library| {
+            if now {
+                library.refresh_now(Some(channel), at)?;
+            }
+            let due = library.due_refreshes(at, usize::from(u16::MAX))?;
+            Ok(due.into_iter().find(|due| due.channel == channel))
+        });
+        let request = request.await?;
+        drop(adding);
+        let Some(request) = request else {
+            return Ok(None);
         };
-        let outcome = match self.fetch_document(&ask).await {
+        let outcome = match self.fetch_document(&fetch_of(request)).await {
             Ok(answer) => outcome_of(answer),
             // It stays due: nobody is to blame.
             Err(FeedFault::NoNetwork) => return Ok(None),
@@ -115,27 +125,30 @@ impl Agent {
         channel: ChannelId,
     ) -> Result<Option<RefreshReport>, TransferFailure> {
         let service = &self.podcasts;
-        loop {
-            // Enabled before the look, so that no end is missed.
+        let busy = loop {
+            // Enabled before the claim, so that no end is missed.
             let ended = service.refreshed.notified();
             tokio::pin!(ended);
             ended.as_mut().enable();
-            if !lock(&service.busy).contains(&channel) {
-                break;
+            if let Some(busy) = BusyChannel::new(service, channel) {
+                break busy;
             }
             ended.await;
-        }
-        let now = Timestamp::now();
-        let request = service.with(move |library| {
-            library.refresh_now(Some(channel), now)?;
-            let due = library.due_refreshes(now, usize::from(u16::MAX))?;
-            Ok(due.into_iter().find(|due| due.channel == channel))
-        });
-        let report = match request.await? {
-            Some(request) => self.refresh(request).await?,
-            None => None,
         };
+        let report = self.refresh(&busy, true).await;
+        drop(busy);
         service.changed();
-        Ok(report)
+        report
+    }
+}
+
+/// What is asked of the origin of a feed.
+fn fetch_of(request: RefreshRequest) -> FeedFetch {
+    FeedFetch {
+        url: request.url,
+        etag: request.etag,
+        last_modified: request.last_modified,
+        authorization: request.authorization,
+        bytes_max: FEED_BYTES_MAX,
     }
 }

@@ -318,6 +318,7 @@ impl Agent {
         let (service, now) = (&self.podcasts, Timestamp::now());
         let is_read_later = answer.is_none();
         let (url, outcome) = (url.clone(), answer.map(outcome_of));
+        let adding = service.adding.lock().await;
         let (id, report) = service
             .with(move |library| {
                 let id = library.subscribe(&url, now)?;
@@ -328,6 +329,7 @@ impl Agent {
                 Ok((id, report))
             })
             .await?;
+        drop(adding);
         service.changed();
         Ok(AddedChannel {
             channel: service.channel(id).await?.summary,
