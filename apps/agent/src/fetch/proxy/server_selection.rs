@@ -35,7 +35,7 @@ pub(super) struct ServerSelection {
     current: usize,
     /// Whether the next session goes to the current one without a question.
     is_settled: bool,
-    /// Those that do not let this device in.
+    /// The places of proxies that do not let this device in.
     refused: Vec<usize>,
     /// The round trip to each, as measured last on this network.
     round_trips: Vec<Option<Duration>>,
