@@ -110,7 +110,7 @@ impl ProxyClient {
         let network = self.network_name();
         let known = RoundTripStore::read().of_network(&network);
         let asked = self.asked_servers(|key| known.get(&key.to_string()).copied());
-        let choice = match asked.iter().all(|server| is_unreachable(server)) {
+        let choice = match asked.iter().all(is_unreachable) {
             true => ServerChoice::default(),
             false => choose_server(asked, ANSWERS_WITHIN).await,
         };
