@@ -1,6 +1,6 @@
 //! Feeds that are made to harm who reads them, or that other parsers stumble over.
 
-use cedos_readycast::{FeedError, ParsedFeed, parse_feed};
+use cedos_readycast::{FeedError, ParsedFeed, feed_links_of_page, parse_feed, read_opml};
 use url::Url;
 
 fn base() -> Url {
@@ -156,4 +156,105 @@ fn scripts_reach_neither_titles_nor_notes() {
     for text in [&episode.title, &episode.notes] {
         assert!(!text.contains("alert") && !text.contains("<img"), "{text}");
     }
+}
+
+/// Numbers that are the same in each run (Numerical Recipes, ranqd1).
+struct Numbers(u32);
+
+impl Numbers {
+    fn next(&mut self, below: usize) -> usize {
+        self.0 = self.0.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (self.0 >> 8) as usize % below
+    }
+}
+
+#[test]
+fn a_damaged_feed_is_read_or_refused() {
+    let whole = feed_with(
+        "<itunes:author>Ann</itunes:author><itunes:category text=\"a\"/>",
+        "<pubDate>Tue, 01 Jan 2030 06:00:00 +0100</pubDate><itunes:duration>1:02:03</itunes:duration>\
+         <author>ann@pod.example (Ann)</author><podcast:chapters url=\"https://pod.example/c.json\"/>\
+         <content:encoded><![CDATA[<p>notes &amp; <b>more</b></p>]]></content:encoded>",
+    )
+    .into_bytes();
+    let mut numbers = Numbers(7);
+    for _ in 0..500 {
+        let cut = &whole[..numbers.next(whole.len())];
+        // A channel that is whole is read, whatever lacks behind it.
+        let is_whole = String::from_utf8_lossy(cut).contains("</channel>");
+        assert_eq!(parse_feed(cut, &base()).is_ok(), is_whole);
+        let mut damaged = whole.clone();
+        for _ in 0..=numbers.next(8) {
+            let at = numbers.next(damaged.len());
+            damaged[at] = numbers.next(256) as u8;
+        }
+        if let Ok(feed) = parse_feed(&damaged, &base()) {
+            assert!(feed.episodes.len() <= 1);
+        }
+        let _ = read_opml(&damaged);
+    }
+}
+
+#[test]
+fn lists_of_subscriptions_of_many_programs_are_read() {
+    // As Apple, AntennaPod, gPodder, Pocket Casts and Overcast write them.
+    let lists = [
+        "<?xml version=\"1.0\" encoding=\"utf-8\"?>\n<opml version=\"1.0\"><head><title>Podcast Subscriptions</title></head>\
+         <body><outline text=\"feeds\"><outline type=\"rss\" text=\"News &amp; more\" xmlUrl=\"https://a.example/f?x=1&amp;y=2\"/>\
+         </outline></body></opml>",
+        "<?xml version='1.0' encoding='UTF-8' standalone='no' ?><opml version=\"2.0\"><body>\
+         <outline text=\"News &amp; more\" title=\"News &amp; more\" type=\"rss\" xmlUrl=\"https://a.example/f?x=1&amp;y=2\" \
+         htmlUrl=\"https://a.example\" /></body></opml>",
+        "<opml version=\"2.0\"><body><outline title=\"News &amp; more\" text=\"\" xmlUrl=\"https://a.example/f?x=1&amp;y=2\" \
+         type=\"rss\"/></body></opml>",
+        "<opml version='1.0'><body><outline text='feeds'><outline xmlUrl='https://a.example/f?x=1&y=2' type='rss' \
+         text='News &amp; more' /></outline></body></opml>",
+        "<opml version=\"1.0\"><body><outline text=\"playlists\"><outline type=\"podcast-playlist\" title=\"All\"/></outline>\
+         <outline text=\"feeds\"><outline type=\"rss\" text=\"News &amp; more\" overcastId=\"1\" \
+         xmlurl=\"https://a.example/f?x=1&amp;y=2\"><outline type=\"podcast-episode\" title=\"e\" \
+         url=\"https://a.example/e\" enclosureUrl=\"https://a.example/e.mp3\"/></outline></outline></body></opml>",
+    ];
+    for list in lists {
+        let import = read_opml(list.as_bytes()).expect(list);
+        let [feed] = import.feeds.as_slice() else {
+            panic!("{list}: {import:?}");
+        };
+        assert_eq!(feed.url.as_str(), "https://a.example/f?x=1&y=2");
+        assert_eq!(feed.title, "News & more");
+    }
+}
+
+#[test]
+fn entries_of_a_list_that_cannot_be_read_are_named() {
+    let list = "<opml><body><outline xmlUrl='https://a.example/'/><outline xmlUrl='https://a.example/'/>\
+                <outline xmlUrl='file:///etc/passwd'/><outline xmlUrl='feed://b.example/'/>\
+                <outline xmlUrl='no address'/></body></opml>";
+    let import = read_opml(list.as_bytes()).expect("a list");
+    let urls: Vec<_> = import.feeds.iter().map(|f| f.url.as_str()).collect();
+    assert_eq!(urls, ["https://a.example/", "http://b.example/"]);
+    assert_eq!(import.skipped.len(), 3, "{import:?}");
+    let bomb =
+        "<!DOCTYPE opml [<!ENTITY a \"b\">]><opml><body><outline xmlUrl='&a;'/></body></opml>";
+    assert_eq!(read_opml(bomb.as_bytes()), Err(FeedError::OwnEntities));
+    for not_a_list in ["", "<html></html>", "[]"] {
+        assert!(read_opml(not_a_list.as_bytes()).is_err(), "{not_a_list}");
+    }
+}
+
+#[test]
+fn a_web_page_is_no_feed_and_names_its_feeds() {
+    let page = "\u{feff}\n<!DOCTYPE html><html><head><LINK REL='alternate' type='application/rss+xml' href='/feed'>\
+                <link rel=alternate type=application/atom+xml href=https://b.example/atom>\
+                <link rel=alternate hreflang=de href=/de>\
+                <!-- <link rel=alternate type=application/rss+xml href=/commented> --></head></html>";
+    assert_eq!(
+        parse_feed(page.as_bytes(), &base()),
+        Err(FeedError::WebPage)
+    );
+    let found = feed_links_of_page(page.as_bytes(), &base());
+    let found: Vec<_> = found.iter().map(Url::as_str).collect();
+    assert_eq!(
+        found,
+        ["https://pod.example/feed", "https://b.example/atom"]
+    );
 }
