@@ -138,7 +138,12 @@ impl UnreadEpisode {
 
 /// The episode of an item; none if it has nothing to hear or see.
 fn episode(entry: Entry, chapters: Option<Url>, base: &Url) -> Option<UnreadEpisode> {
-    let (enclosure, media_type, bytes, length) = enclosure(&entry, base)?;
+    let Enclosure {
+        address: enclosure,
+        media_type,
+        bytes,
+        seconds: length,
+    } = enclosure(&entry, base)?;
     let media = entry.media.into_iter();
     let (mut duration_s, mut season, mut number, mut transcript) = (length, None, None, None);
     let mut described = None;
@@ -190,8 +195,16 @@ fn episode(entry: Entry, chapters: Option<Url>, base: &Url) -> Option<UnreadEpis
     })
 }
 
-/// Address, media type, bytes and seconds of what an item is about: its first audio, else its first video.
-fn enclosure(entry: &Entry, base: &Url) -> Option<(Url, Option<String>, Option<u64>, Option<u64>)> {
+/// What an item is about, as the feed describes it.
+struct Enclosure {
+    address: Url,
+    media_type: Option<String>,
+    bytes: Option<u64>,
+    seconds: Option<u64>,
+}
+
+/// What an item is about: its first audio, else its first video.
+fn enclosure(entry: &Entry, base: &Url) -> Option<Enclosure> {
     let contents = || entry.media.iter().flat_map(|object| &object.content);
     let of_kind = |kinds: &[&str]| {
         let found = contents().find(|content| {
@@ -200,7 +213,12 @@ fn enclosure(entry: &Entry, base: &Url) -> Option<(Url, Option<String>, Option<u
         })?;
         let media_type = found.content_type.as_ref().map(ToString::to_string);
         let seconds = found.duration.map(|d| d.as_secs());
-        Some((found.url.clone()?, media_type, found.size, seconds))
+        Some(Enclosure {
+            address: found.url.clone()?,
+            media_type,
+            bytes: found.size,
+            seconds,
+        })
     };
     let linked = |kind: &str| {
         let is_enclosure = |rel: Option<&str>| rel == Some("enclosure");
@@ -209,7 +227,12 @@ fn enclosure(entry: &Entry, base: &Url) -> Option<(Url, Option<String>, Option<u
             is_enclosure(link.rel.as_deref()) && is_kind
         })?;
         let address = base.join(&link.href).ok()?;
-        Some((address, link.media_type.clone(), link.length, None))
+        Some(Enclosure {
+            address,
+            media_type: link.media_type.clone(),
+            bytes: link.length,
+            seconds: None,
+        })
     };
     of_kind(&["audio"])
         .or_else(|| linked("audio"))
