@@ -35,7 +35,6 @@ mod links;
 mod meter;
 mod node_choice;
 mod renewal;
-mod server_race;
 mod stream;
 mod tracked;
 
@@ -48,6 +47,5 @@ pub use links::{DeviceLinkSettings, DeviceLinks, LinkNews, TrackedStatus};
 pub use meter::TICK;
 pub use node_choice::{NodeAction, NodeChoice, NodeView};
 pub use renewal::SleepMeter;
-pub use server_race::{RACE_TIE, ServerRace, nearest};
 pub use stream::{StreamFailure, StreamStatus};
 pub use tracked::NODE_ANSWER_MAX;

@@ -13,7 +13,7 @@ use cedos_agent::order::Deadline;
 use cedos_terminal::{print_stderr, print_stdout};
 use clap::Args;
 use d2tp_driver::{
-    Device, DeviceOptions, EndpointConfig, LinkUse, PathState, SecretKey, ServerAddress, ServerList,
+    Device, DeviceOptions, EndpointConfig, LinkUse, PathState, SecretKey, ServerAddress,
 };
 use d2tp_links::{CostClass, LinkMonitor};
 use tokio::signal::unix::{SignalKind, signal};
@@ -97,11 +97,9 @@ impl PairingArgs {
             let text = "the two devices meet at a proxy: give --prox d2tp://HOST:4433/KEY, or see `cedos join`";
             return Err(TransferFailure::usage(text));
         };
-        let proxies: ServerList = address
+        let server: ServerAddress = address
             .parse()
             .map_err(|error| TransferFailure::usage(format!("--prox {address}: {error}")))?;
-        // Both devices must come to the same one.
-        let server = proxies.first().clone();
         let key = key::load_device_key(self.key.as_deref()).map_err(failed)?;
         let monitor = watch_links(&[]).await?;
         let options = DeviceOptions {
