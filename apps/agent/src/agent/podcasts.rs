@@ -96,7 +96,9 @@ fn library_folder() -> Result<PathBuf, TransferFailure> {
 /// What a failure of the library is to a person.
 fn library_failure(error: &LibraryError) -> TransferFailure {
     match error {
-        LibraryError::Scheme(_) => TransferFailure::usage(error.to_string()),
+        LibraryError::Scheme(_) | LibraryError::Feed(_) => {
+            TransferFailure::usage(error.to_string())
+        }
         _ => TransferFailure::error(error.to_string()),
     }
 }

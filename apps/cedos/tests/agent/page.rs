@@ -22,7 +22,13 @@ pub struct PageHome {
 
 impl PageHome {
     pub async fn new() -> PageHome {
+        PageHome::prepared(|_| ()).await
+    }
+
+    /// A home in which something is done before the agent begins.
+    pub async fn prepared(prepare: impl FnOnce(&Path)) -> PageHome {
         let folder = tempfile::tempdir().expect("a directory");
+        prepare(folder.path());
         let agent = AgentProcess::start(folder.path()).await;
         PageHome { folder, agent }
     }

@@ -1,5 +1,8 @@
 //! The agent's pages of podcasts over HTTP: hostile feeds, forms, positions, lists of subscriptions.
 
+use cedos_lab_rig::origin::{OriginReply, ReplyEnd, ScriptedOrigin, reply};
+use std::path::Path;
+
 use cedos_readycast::{
     ChannelId, DownloadOutcome, EpisodeId, EpisodeQuery, Library, RefreshOutcome,
 };
@@ -37,8 +40,8 @@ fn feed(title: &str) -> Vec<u8> {
 }
 
 /// A library with one channel and one episode.
-fn library(home: &PageHome, title: &str) -> (Library, ChannelId, EpisodeId) {
-    let library = Library::open(&home.path().join(".state/cedos/podcasts")).expect("a library");
+fn library(home: &Path, title: &str) -> (Library, ChannelId, EpisodeId) {
+    let library = Library::open(&home.join(".state/cedos/podcasts")).expect("a library");
     let now = Timestamp::now();
     let url = "https://a.example/feed".parse().expect("an address");
     let channel = library.subscribe(&url, now).expect("stored");
@@ -58,8 +61,8 @@ fn library(home: &PageHome, title: &str) -> (Library, ChannelId, EpisodeId) {
 }
 
 /// Makes the file of an episode whole.
-fn make_ready(home: &PageHome, library: &Library, episode: EpisodeId) {
-    let (file, now) = (home.path().join("1.mp3"), Timestamp::now());
+fn make_ready(home: &Path, library: &Library, episode: EpisodeId) {
+    let (file, now) = (home.join("1.mp3"), Timestamp::now());
     std::fs::write(&file, AUDIO).expect("written");
     library
         .begin_download(episode, &file, None)
@@ -79,8 +82,7 @@ async fn titles_and_notes_of_a_hostile_feed_are_text_on_every_page() {
     let home = PageHome::new().await;
     let link = home.link(&[]).await;
     assert_eq!(link.get("/podcasts").await.status, 200, "without a library");
-    let (library, channel, episode) = library(&home, HOSTILE);
-    make_ready(&home, &library, episode);
+    let (_, channel, episode) = library(home.path(), HOSTILE);
     for path in [
         "/podcasts".to_owned(),
         format!("/podcasts/channel/{channel}"),
@@ -124,16 +126,16 @@ async fn titles_and_notes_of_a_hostile_feed_are_text_on_every_page() {
 
 #[tokio::test]
 async fn a_position_is_stored_and_shown_and_the_audio_is_served_by_ranges() {
-    let home = PageHome::new().await;
+    // The agent begins with the file: it would fetch what it finds half done.
+    let mut path = String::new();
+    let home = PageHome::prepared(|home| {
+        let (library, _, episode) = library(home, "Morning");
+        make_ready(home, &library, episode);
+        path = format!("/podcasts/episode/{episode}");
+    })
+    .await;
     let link = home.link(&[]).await;
-    let (library, _, episode) = library(&home, "Morning");
-    let path = format!("/podcasts/episode/{episode}");
     let audio = format!("{path}/audio");
-    let early = link.get(&audio).await;
-    assert_eq!(early.status, 409);
-    assert!(early.text.contains("download it first"), "{}", early.text);
-
-    make_ready(&home, &library, episode);
     let whole = link.get(&audio).await;
     assert_eq!(whole.status, 200);
     assert!(whole.text.ends_with("\r\n\r\n0123456789"), "{}", whole.text);
@@ -178,9 +180,18 @@ async fn a_position_is_stored_and_shown_and_the_audio_is_served_by_ranges() {
 async fn forms_of_podcasts_do_what_they_say_and_only_the_pages_own_are_heard() {
     let home = PageHome::new().await;
     let link = home.link(&[]).await;
-    let moved = link
-        .post("/podcasts/subscribe", "url=https%3A%2F%2Fb.example%2Ffeed")
-        .await;
+    let origin = ScriptedOrigin::start(|_| {
+        let served = feed("Served");
+        let length = served.len().to_string();
+        let answer = reply("200 OK", &[("Content-Length", &length)], &served);
+        OriginReply(answer, ReplyEnd::Close)
+    })
+    .await;
+    let form = format!(
+        "url=http%3A%2F%2F127.0.0.1%3A{}%2Ffeed",
+        origin.address.port()
+    );
+    let moved = link.post("/podcasts/subscribe", &form).await;
     assert_eq!(moved.status, 303, "{}", moved.text);
     for wrong in ["url=nothing", "url=file%3A%2F%2F%2Fetc%2Fpasswd"] {
         assert_eq!(
@@ -237,8 +248,11 @@ async fn forms_of_podcasts_do_what_they_say_and_only_the_pages_own_are_heard() {
         400
     );
 
-    let (_, _, episode) = library(&home, "Morning");
+    let (_, _, episode) = library(home.path(), "Morning");
     let path = format!("/podcasts/episode/{episode}");
+    let early = link.get(&format!("{path}/audio")).await;
+    assert_eq!(early.status, 409);
+    assert!(early.text.contains("download it first"), "{}", early.text);
     assert_eq!(link.post(&path, "do=download&by=in+2h").await.status, 303);
     let queue = link.get("/podcasts/queue").await;
     assert!(queue.text.contains("Morning"), "{}", queue.text);
