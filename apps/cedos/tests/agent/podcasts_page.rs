@@ -79,10 +79,15 @@ fn make_ready(home: &Path, library: &Library, episode: EpisodeId) {
 
 #[tokio::test]
 async fn titles_and_notes_of_a_hostile_feed_are_text_on_every_page() {
-    let home = PageHome::new().await;
+    let mut stored = None;
+    let home = PageHome::prepared(|home| {
+        let (library, channel, episode) = library(home, HOSTILE);
+        make_ready(home, &library, episode);
+        stored = Some((channel, episode));
+    })
+    .await;
+    let (channel, episode) = stored.expect("it was stored");
     let link = home.link(&[]).await;
-    assert_eq!(link.get("/podcasts").await.status, 200, "without a library");
-    let (_, channel, episode) = library(home.path(), HOSTILE);
     for path in [
         "/podcasts".to_owned(),
         format!("/podcasts/channel/{channel}"),
@@ -180,6 +185,7 @@ async fn a_position_is_stored_and_shown_and_the_audio_is_served_by_ranges() {
 async fn forms_of_podcasts_do_what_they_say_and_only_the_pages_own_are_heard() {
     let home = PageHome::new().await;
     let link = home.link(&[]).await;
+    assert_eq!(link.get("/podcasts").await.status, 200, "without a library");
     let origin = ScriptedOrigin::start(|_| {
         let served = feed("Served");
         let length = served.len().to_string();
