@@ -11,9 +11,9 @@ const TESTS_MAX: usize = 6;
 /// How a test ended that was run once more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SecondAttempt {
-    /// It passed.
+    /// The test passed.
     Passed,
-    /// It failed again, or did not run.
+    /// The test failed again, or did not run.
     Failed,
 }
 

@@ -76,7 +76,7 @@ use link_view::LinkView;
 use listening_socket::ListeningSocket;
 pub use listening_socket::is_locked;
 use page::PagePort;
-use podcasts::PodcastService;
+use podcasts::service::PodcastService;
 use queue::TransferIntent;
 use state::{Agent, lock};
 use transfer_task::TransferTask;

@@ -65,7 +65,7 @@ pub struct PlannedDownload {
 pub struct UnwantedFile {
     /// Number of the episode.
     pub episode: EpisodeId,
-    /// The file.
+    /// Path of the file to remove.
     pub file: PathBuf,
 }
 
@@ -105,14 +105,14 @@ pub enum DownloadOutcome {
         /// Its media type, if the origin said one.
         media_type: Option<String>,
     },
-    /// It could not be fetched; it is tried again after a while.
+    /// The episode could not be fetched; it is tried again after a while.
     Failed {
         /// Why, in a sentence.
         reason: String,
         /// Whether trying again is useless, such as for a web page in place of the audio.
         is_final: bool,
     },
-    /// It was taken out of the queue by hand: it is fetched again only if asked for.
+    /// A person took the episode out of the queue: it is fetched again only if asked for.
     Cancelled,
 }
 

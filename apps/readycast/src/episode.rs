@@ -24,13 +24,13 @@ impl fmt::Display for EpisodeId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EpisodeState {
-    /// It was not fetched.
+    /// The episode was not fetched.
     New,
     /// The agent has a transfer for it.
     Downloading,
     /// The file is whole.
     Ready,
-    /// It could not be fetched; `problem` says why.
+    /// The episode could not be fetched; `problem` says why.
     Failed,
     /// The file was removed: by hand, or by the rule.
     Removed,
@@ -123,7 +123,7 @@ pub struct Episode {
     pub link: Option<Url>,
     /// File of chapters in JSON.
     pub chapters: Option<Url>,
-    /// Transcript.
+    /// Address of the transcript.
     pub transcript: Option<Url>,
     /// Number of the season.
     pub season: Option<u32>,
@@ -140,7 +140,7 @@ pub struct Episode {
 /// Which episodes a list shows; the newest first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EpisodeQuery {
-    /// Of this channel only.
+    /// Episodes of this channel only.
     pub channel: Option<ChannelId>,
     /// In this state only.
     pub state: Option<EpisodeState>,

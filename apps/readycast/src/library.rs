@@ -45,7 +45,7 @@ pub enum LibraryError {
     /// The folder cannot be made.
     #[error("the podcast library cannot be made in {}: {error}", folder.display())]
     Folder {
-        /// The folder.
+        /// Folder that cannot be made.
         folder: PathBuf,
         /// Why.
         error: std::io::Error,

@@ -84,16 +84,16 @@ pub struct ParsedEpisode {
 /// Why a feed or a list of subscriptions cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FeedError {
-    /// It has more bytes than are read.
+    /// The feed has more bytes than are read.
     #[error("the feed is larger than {} MB", FEED_BYTES_MAX >> 20)]
     TooLarge,
-    /// It is a web page.
+    /// A web page came in place of the feed.
     #[error("this is a web page, not a feed")]
     WebPage,
-    /// It declares entities of its own, which could expand without end.
+    /// The feed declares entities of its own, which could expand without end.
     #[error("the feed declares entities of its own, which are not read")]
     OwnEntities,
-    /// It cannot be parsed.
+    /// The text cannot be parsed as a feed.
     #[error("this is not a feed that can be read: {0}")]
     Malformed(String),
 }

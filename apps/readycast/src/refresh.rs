@@ -36,7 +36,7 @@ const MOVES_PER_DAY_MAX: u32 = 5;
 /// A feed to be fetched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RefreshRequest {
-    /// Its channel.
+    /// Channel of the feed.
     pub channel: ChannelId,
     /// Its address.
     pub url: Url,
@@ -57,7 +57,7 @@ pub enum RefreshOutcome {
     Feed {
         /// The answer's body.
         bytes: Vec<u8>,
-        /// Its `ETag`.
+        /// `ETag` of the answer.
         etag: Option<String>,
         /// Its `Last-Modified`.
         last_modified: Option<String>,

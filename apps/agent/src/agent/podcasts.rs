@@ -16,29 +16,23 @@
 mod directory_search;
 mod downloads;
 mod feed_fetch;
+pub(super) mod podcast_request;
 mod refreshes;
 pub(super) mod requests;
+pub(super) mod service;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use cedos_readycast::{ChannelId, DownloadSchedule, Library, LibraryError};
+use cedos_readycast::{DownloadSchedule, Library};
 use jiff::Timestamp;
 use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
 
-use self::downloads::DownloadTimes;
+use self::service::{PodcastService, REFRESHES_MAX};
 use super::state::{Agent, lock};
-use crate::fetch::jobs;
 use crate::fetch::outcome::TransferFailure;
-use crate::stream::stream_transport::StreamTransport;
-
-/// Feeds that are fetched at the same time.
-const REFRESHES_MAX: usize = 4;
 
 /// Due feeds that are looked at in one turn; the next turn takes the others.
 const DUE_MAX: usize = 64;
@@ -49,100 +43,7 @@ const LOOK_MAX: Duration = Duration::from_secs(15 * 60); // a guess
 /// The least time until the library is looked at again by the clock.
 const LOOK_MIN: Duration = Duration::from_secs(1);
 
-/// The agent's podcasts: the library, and what the task of [`run`](PodcastService::run) works on.
-pub(super) struct PodcastService {
-    library: OnceLock<Library>,
-    /// Makes `run` look at the library.
-    wake: Notify,
-    /// Wakes those that wait for a feed that is fetched already.
-    refreshed: Notify,
-    /// Channels whose feed is being fetched.
-    busy: Mutex<BTreeSet<ChannelId>>,
-    refreshes: Semaphore,
-    /// Held while downloads are planned and queued, and while those in the queue get other terms: a rule that changes
-    /// in between misses none.
-    planning: tokio::sync::Mutex<()>,
-    /// Held from a subscription until what its feed brought is stored: the feed is not fetched a second time.
-    adding: tokio::sync::Mutex<()>,
-    /// The way of feeds to this device.
-    transport: OnceLock<Arc<StreamTransport>>,
-    /// When the downloads that run got their first byte and changed networks.
-    times: Mutex<BTreeMap<u64, DownloadTimes>>,
-}
-
-impl Default for PodcastService {
-    fn default() -> PodcastService {
-        PodcastService {
-            library: OnceLock::new(),
-            wake: Notify::new(),
-            refreshed: Notify::new(),
-            busy: Mutex::default(),
-            refreshes: Semaphore::new(REFRESHES_MAX),
-            planning: tokio::sync::Mutex::default(),
-            adding: tokio::sync::Mutex::default(),
-            transport: OnceLock::new(),
-            times: Mutex::default(),
-        }
-    }
-}
-
-/// The folder of the library.
-fn library_folder() -> Result<PathBuf, TransferFailure> {
-    let state = jobs::state_directory();
-    let state = state.map_err(|error| TransferFailure::error(format!("{error:#}")))?;
-    Ok(state.join("podcasts"))
-}
-
-/// What a failure of the library is to a person.
-fn library_failure(error: &LibraryError) -> TransferFailure {
-    match error {
-        LibraryError::Scheme(_) | LibraryError::Feed(_) => {
-            TransferFailure::usage(error.to_string())
-        }
-        _ => TransferFailure::error(error.to_string()),
-    }
-}
-
 impl PodcastService {
-    /// Whether there is a library, so that pages and requests that only read need not make one.
-    pub(super) fn exists(&self) -> bool {
-        self.library.get().is_some()
-            || library_folder().is_ok_and(|folder| Library::exists(&folder))
-    }
-
-    /// Opens the library, which is made if there is none.
-    ///
-    /// # Errors
-    /// The disk refuses, or a newer version wrote it.
-    pub(super) fn library(&self) -> Result<Library, TransferFailure> {
-        if let Some(library) = self.library.get() {
-            return Ok(library.clone());
-        }
-        let opened = Library::open(&library_folder()?).map_err(|error| library_failure(&error))?;
-        let library = self.library.get_or_init(|| opened).clone();
-        self.changed();
-        Ok(library)
-    }
-
-    /// Calls the library on a thread for blocking calls.
-    ///
-    /// # Errors
-    /// The library's, in a sentence.
-    pub(super) async fn with<T: Send + 'static>(
-        &self,
-        call: impl FnOnce(&Library) -> Result<T, LibraryError> + Send + 'static,
-    ) -> Result<T, TransferFailure> {
-        let library = self.library()?;
-        let called = tokio::task::spawn_blocking(move || call(&library)).await;
-        let called = called.map_err(|error| TransferFailure::error(error.to_string()))?;
-        called.map_err(|error| library_failure(&error))
-    }
-
-    /// Says that the library changed: what follows from it is done now.
-    pub(super) fn changed(&self) {
-        self.wake.notify_one();
-    }
-
     /// Refreshes feeds and queues downloads until the agent ends. Waits for the first use of podcasts if there is no
     /// library.
     pub(super) async fn run(agent: Arc<Agent>) {

@@ -15,7 +15,7 @@ use super::counters::AgentCounters;
 use super::desktop_notifier::DesktopNotifier;
 use super::link_history_store::LinkHistoryStore;
 use super::link_view::{self, LinkView};
-use super::podcasts::PodcastService;
+use super::podcasts::service::PodcastService;
 use super::regret_meter::RegretMeter;
 use super::transfer_task::TransferTask;
 use super::wake_status::WakeStatus;

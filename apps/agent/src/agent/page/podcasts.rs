@@ -27,7 +27,7 @@ use axum::extract::DefaultBodyLimit;
 use axum::routing::{get, post};
 use cedos_readycast::FEED_BYTES_MAX;
 
-use super::frame::{PageContext, PageFrame};
+use super::frame::PageContext;
 
 /// The routes of these pages.
 pub(super) fn routes() -> Router<PageContext> {
@@ -58,11 +58,4 @@ pub(super) fn routes() -> Router<PageContext> {
             "/podcasts/subscriptions.opml",
             get(subscription_list::export),
         )
-}
-
-fn frame_of(context: &PageContext) -> PageFrame {
-    PageFrame {
-        base: context.base.clone(),
-        section: "podcasts",
-    }
 }

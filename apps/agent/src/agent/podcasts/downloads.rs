@@ -24,7 +24,7 @@ use url::Url;
 use super::super::api::TermsChange;
 use super::super::queue::TransferIntent;
 use super::super::state::{Agent, lock};
-use super::PodcastService;
+use super::service::{DownloadTimes, PodcastService};
 use crate::fetch::filename;
 use crate::fetch::outcome::TransferFailure;
 use crate::order::{Deadline, TransferOrder, TransferVerb};
@@ -38,13 +38,6 @@ const BEGINNING_BYTES: u64 = 1024;
 
 /// The setting of the folder of episodes.
 const DIRECTORY_SETTING: &str = "podcasts.directory";
-
-/// When a download got its first byte and changed networks.
-#[derive(Default)]
-pub(super) struct DownloadTimes {
-    first_byte_at: Option<Timestamp>,
-    switches: Vec<Timestamp>,
-}
 
 impl PodcastService {
     /// Notes an event of a transfer. Returns whether it is the end of an episode's download.

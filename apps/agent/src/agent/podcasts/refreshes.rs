@@ -5,8 +5,8 @@ use http::StatusCode;
 use jiff::Timestamp;
 
 use super::super::state::{Agent, lock};
-use super::PodcastService;
 use super::feed_fetch::{FeedAnswer, FeedFault, FeedFetch};
+use super::service::PodcastService;
 use crate::fetch::exchange::host;
 use crate::fetch::outcome::TransferFailure;
 

@@ -5,7 +5,6 @@
 //!                                                  ◀ {"ok":true,"channel":{"id":3,"title":…,"rule":{…}}}
 //! ```
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use cedos_readycast::{
@@ -15,16 +14,17 @@ use cedos_readycast::{
 };
 use d2tp_sched::CostPolicy;
 use jiff::{Timestamp, Zoned};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::{Value, json};
 use url::Url;
 
 use super::super::api::ok_response;
 use super::super::state::Agent;
-use super::PodcastService;
 use super::downloads::{ready_file, remove};
 use super::feed_fetch::{FeedAnswer, FeedFault, FeedFetch};
+use super::podcast_request::PodcastRequest;
 use super::refreshes::{outcome_of, status_text};
+use super::service::PodcastService;
 use crate::fetch::outcome::TransferFailure;
 
 /// Most bytes of an imported list of subscriptions.
@@ -35,96 +35,6 @@ const SHOWN_MAX: u32 = 1_000;
 
 /// Pages of a podcast that are tried for a feed.
 const FEED_LINKS_MAX: usize = 3; // a guess: the first is the podcast, the others comments
-
-/// What `cedos cast` asks of the agent.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "cast", rename_all = "kebab-case")]
-pub enum PodcastRequest {
-    /// Subscribes to a feed, or to the feed that a page links to.
-    Add {
-        /// The address of the feed or page; credentials in it are stored apart.
-        url: Url,
-    },
-    /// Searches a directory.
-    Search {
-        /// Words of the title.
-        words: String,
-    },
-    /// Lists the channels.
-    List,
-    /// Shows a channel and its episodes.
-    Show {
-        /// Number, address or words of the title.
-        channel: String,
-        /// Most episodes.
-        #[serde(default = "shown")]
-        limit: u32,
-    },
-    /// Lists the episodes that are in the queue or ready, in the order in which they will be heard.
-    Queue,
-    /// Shows an episode, with its file or address.
-    Episode {
-        /// Its number.
-        episode: EpisodeId,
-    },
-    /// Changes what is fetched of a channel; what is absent stays.
-    Rule {
-        /// Number, address or words of the title.
-        channel: String,
-        /// When new episodes are wanted, as a person writes it.
-        #[serde(default)]
-        schedule: Option<String>,
-        /// How many of the newest episodes are kept.
-        #[serde(default)]
-        keep: Option<u32>,
-        /// Most bytes of the channel's files.
-        #[serde(default)]
-        keep_bytes: Option<u64>,
-        /// The policy of downloads; `default` is the device's own.
-        #[serde(default)]
-        policy: Option<String>,
-    },
-    /// Subscribes to all feeds of a list.
-    Import {
-        /// The OPML file; its path is absolute.
-        file: PathBuf,
-    },
-    /// Returns the subscriptions as OPML.
-    Export,
-    /// Reads feeds now.
-    Refresh {
-        /// Number, address or words of the title; none is all channels.
-        #[serde(default)]
-        channel: Option<String>,
-    },
-    /// Ends a subscription, and removes the files of its episodes.
-    Remove {
-        /// Number, address or words of the title.
-        channel: String,
-    },
-    /// Marks an episode as played, or as not played.
-    Played {
-        /// Its number.
-        episode: EpisodeId,
-        /// Whether it was played.
-        played: bool,
-    },
-    /// Asks for an episode, whatever its channel's rule says.
-    Download {
-        /// Its number.
-        episode: EpisodeId,
-        /// By when; none for no deadline.
-        #[serde(default)]
-        by: Option<Timestamp>,
-        /// The policy; none for the channel's.
-        #[serde(default)]
-        policy: Option<String>,
-    },
-}
-
-fn shown() -> u32 {
-    50
-}
 
 /// A channel that was subscribed to.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -17,7 +17,7 @@ use url::Url;
 
 use super::super::frame::{self, PageContext, PageFact, PageFrame};
 use super::episode_row::EpisodeRow;
-use super::frame_of;
+use super::library_access::frame_of;
 use crate::fetch::deadline_text::{describe_deadline, describe_time};
 use crate::fetch::outcome::TransferFailure;
 use crate::fetch::report::human_bytes;

@@ -17,7 +17,7 @@ use super::super::live;
 use super::super::transfer_card::TransferCard;
 use super::chapters::{EpisodeChapter, chapters_of};
 use super::episode_row::{EpisodeRow, clock};
-use super::frame_of;
+use super::library_access::frame_of;
 use crate::fetch::deadline_text::{describe_deadline, parse_deadline};
 use crate::fetch::outcome::TransferFailure;
 

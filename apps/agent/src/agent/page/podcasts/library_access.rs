@@ -2,7 +2,7 @@
 
 use cedos_readycast::{Library, LibraryError};
 
-use super::super::frame::PageContext;
+use super::super::frame::{PageContext, PageFrame};
 use crate::fetch::outcome::TransferFailure;
 
 impl PageContext {
@@ -31,5 +31,13 @@ impl PageContext {
             true => self.agent.podcasts.with(call).await,
             false => Ok(T::default()),
         }
+    }
+}
+
+/// The frame of a page of podcasts.
+pub(super) fn frame_of(context: &PageContext) -> PageFrame {
+    PageFrame {
+        base: context.base.clone(),
+        section: "podcasts",
     }
 }

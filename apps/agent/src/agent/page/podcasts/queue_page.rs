@@ -12,7 +12,7 @@ use jiff::{Timestamp, Zoned};
 use super::super::frame::{self, PageContext, PageFrame};
 use super::super::live;
 use super::super::transfer_card::TransferCard;
-use super::frame_of;
+use super::library_access::frame_of;
 use crate::fetch::deadline_text::describe_deadline;
 use crate::fetch::outcome::TransferFailure;
 

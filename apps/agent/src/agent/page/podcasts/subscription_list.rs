@@ -10,7 +10,7 @@ use cedos_text::escape_controls;
 use http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
 
 use super::super::frame::{self, PageContext, PageFrame};
-use super::frame_of;
+use super::library_access::frame_of;
 use crate::fetch::outcome::TransferFailure;
 use crate::fetch::report::human_bytes;
 

@@ -1,0 +1,98 @@
+//! What `cedos cast` asks of the agent, in JSON.
+
+use std::path::PathBuf;
+
+use cedos_readycast::EpisodeId;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use url::Url;
+
+/// What `cedos cast` asks of the agent.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "cast", rename_all = "kebab-case")]
+pub enum PodcastRequest {
+    /// Subscribes to a feed, or to the feed that a page links to.
+    Add {
+        /// The address of the feed or page; credentials in it are stored apart.
+        url: Url,
+    },
+    /// Searches a directory.
+    Search {
+        /// Words of the title.
+        words: String,
+    },
+    /// Lists the channels.
+    List,
+    /// Shows a channel and its episodes.
+    Show {
+        /// Number, address or words of the title.
+        channel: String,
+        /// Most episodes.
+        #[serde(default = "shown")]
+        limit: u32,
+    },
+    /// Lists the episodes that are in the queue or ready, in the order in which they will be heard.
+    Queue,
+    /// Shows an episode, with its file or address.
+    Episode {
+        /// Its number.
+        episode: EpisodeId,
+    },
+    /// Changes what is fetched of a channel; what is absent stays.
+    Rule {
+        /// Number, address or words of the title.
+        channel: String,
+        /// When new episodes are wanted, as a person writes it.
+        #[serde(default)]
+        schedule: Option<String>,
+        /// How many of the newest episodes are kept.
+        #[serde(default)]
+        keep: Option<u32>,
+        /// Most bytes of the channel's files.
+        #[serde(default)]
+        keep_bytes: Option<u64>,
+        /// The policy of downloads; `default` is the device's own.
+        #[serde(default)]
+        policy: Option<String>,
+    },
+    /// Subscribes to all feeds of a list.
+    Import {
+        /// The OPML file; its path is absolute.
+        file: PathBuf,
+    },
+    /// Returns the subscriptions as OPML.
+    Export,
+    /// Reads feeds now.
+    Refresh {
+        /// Number, address or words of the title; none is all channels.
+        #[serde(default)]
+        channel: Option<String>,
+    },
+    /// Ends a subscription, and removes the files of its episodes.
+    Remove {
+        /// Number, address or words of the title.
+        channel: String,
+    },
+    /// Marks an episode as played, or as not played.
+    Played {
+        /// Its number.
+        episode: EpisodeId,
+        /// Whether it was played.
+        played: bool,
+    },
+    /// Asks for an episode, whatever its channel's rule says.
+    Download {
+        /// Its number.
+        episode: EpisodeId,
+        /// By when; none for no deadline.
+        #[serde(default)]
+        by: Option<Timestamp>,
+        /// The policy; none for the channel's.
+        #[serde(default)]
+        policy: Option<String>,
+    },
+}
+
+fn shown() -> u32 {
+    50
+}

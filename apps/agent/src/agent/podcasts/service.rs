@@ -1,0 +1,118 @@
+//! What the agent holds of podcasts: the library, and what is being done for it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use cedos_readycast::{ChannelId, Library, LibraryError};
+use jiff::Timestamp;
+use tokio::sync::{Notify, Semaphore};
+
+use crate::fetch::jobs;
+use crate::fetch::outcome::TransferFailure;
+use crate::stream::stream_transport::StreamTransport;
+
+/// Feeds that are fetched at the same time.
+pub(super) const REFRESHES_MAX: usize = 4;
+
+/// When a download got its first byte and changed networks.
+#[derive(Default)]
+pub(super) struct DownloadTimes {
+    pub(super) first_byte_at: Option<Timestamp>,
+    pub(super) switches: Vec<Timestamp>,
+}
+
+/// The agent's podcasts: the library, and what the task of [`run`](PodcastService::run) works on.
+pub(in super::super) struct PodcastService {
+    pub(super) library: OnceLock<Library>,
+    /// Makes `run` look at the library.
+    pub(super) wake: Notify,
+    /// Wakes those that wait for a feed that is fetched already.
+    pub(super) refreshed: Notify,
+    /// Channels whose feed is being fetched.
+    pub(super) busy: Mutex<BTreeSet<ChannelId>>,
+    pub(super) refreshes: Semaphore,
+    /// Held while downloads are planned and queued, and while those in the queue get other terms: a rule that changes
+    /// in between misses none.
+    pub(super) planning: tokio::sync::Mutex<()>,
+    /// Held from a subscription until what its feed brought is stored: the feed is not fetched a second time.
+    pub(super) adding: tokio::sync::Mutex<()>,
+    /// The way of feeds to this device.
+    pub(super) transport: OnceLock<Arc<StreamTransport>>,
+    /// When the downloads that run got their first byte and changed networks.
+    pub(super) times: Mutex<BTreeMap<u64, DownloadTimes>>,
+}
+
+impl Default for PodcastService {
+    fn default() -> PodcastService {
+        PodcastService {
+            library: OnceLock::new(),
+            wake: Notify::new(),
+            refreshed: Notify::new(),
+            busy: Mutex::default(),
+            refreshes: Semaphore::new(REFRESHES_MAX),
+            planning: tokio::sync::Mutex::default(),
+            adding: tokio::sync::Mutex::default(),
+            transport: OnceLock::new(),
+            times: Mutex::default(),
+        }
+    }
+}
+
+/// The folder of the library.
+fn library_folder() -> Result<PathBuf, TransferFailure> {
+    let state = jobs::state_directory();
+    let state = state.map_err(|error| TransferFailure::error(format!("{error:#}")))?;
+    Ok(state.join("podcasts"))
+}
+
+/// What a failure of the library is to a person.
+fn library_failure(error: &LibraryError) -> TransferFailure {
+    match error {
+        LibraryError::Scheme(_) | LibraryError::Feed(_) => {
+            TransferFailure::usage(error.to_string())
+        }
+        _ => TransferFailure::error(error.to_string()),
+    }
+}
+
+impl PodcastService {
+    /// Whether there is a library, so that pages and requests that only read need not make one.
+    pub(in super::super) fn exists(&self) -> bool {
+        self.library.get().is_some()
+            || library_folder().is_ok_and(|folder| Library::exists(&folder))
+    }
+
+    /// Opens the library, which is made if there is none.
+    ///
+    /// # Errors
+    /// The disk refuses, or a newer version wrote it.
+    pub(in super::super) fn library(&self) -> Result<Library, TransferFailure> {
+        if let Some(library) = self.library.get() {
+            return Ok(library.clone());
+        }
+        let opened = Library::open(&library_folder()?).map_err(|error| library_failure(&error))?;
+        let library = self.library.get_or_init(|| opened).clone();
+        self.changed();
+        Ok(library)
+    }
+
+    /// Calls the library on a thread for blocking calls.
+    ///
+    /// # Errors
+    /// The library's, in a sentence.
+    pub(in super::super) async fn with<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&Library) -> Result<T, LibraryError> + Send + 'static,
+    ) -> Result<T, TransferFailure> {
+        let library = self.library()?;
+        let called = tokio::task::spawn_blocking(move || call(&library)).await;
+        let called = called.map_err(|error| TransferFailure::error(error.to_string()))?;
+        called.map_err(|error| library_failure(&error))
+    }
+
+    /// Says that the library changed: what follows from it is done now.
+    pub(in super::super) fn changed(&self) {
+        self.wake.notify_one();
+    }
+}
