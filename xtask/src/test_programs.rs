@@ -8,7 +8,7 @@
 //! Unit tests do not measure time, so their programs run concurrently. Programs that start
 //! processes and networks run one at a time; those that wait nearly all the time run many of their
 //! tests at once. The output of a program is shown if it failed. What failed is tried once more, alone:
-//! [`second_attempt`](crate::second_attempt).
+//! [`crate::second_attempt`].
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
