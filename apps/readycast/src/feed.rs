@@ -14,12 +14,12 @@ mod text;
 use std::collections::HashSet;
 use std::panic::catch_unwind;
 
-use feed_rs::model::{Entry, Feed, MediaContent};
+use feed_rs::model::{Entry, Feed, Link, MediaContent};
 use feed_rs::parser::Builder;
 use jiff::Timestamp;
 use url::Url;
 
-use self::namespaces::{FeedExtras, readable};
+use self::namespaces::{FeedExtras, ItemExtras, readable};
 pub(crate) use self::namespaces::{attribute, declares_entities};
 pub(crate) use self::text::plain_text;
 use self::text::{find, html_notes};
@@ -72,13 +72,15 @@ pub fn parse_feed(bytes: &[u8], url: &Url) -> Result<ParsedFeed, FeedError> {
         episodes: Vec::new(),
         skipped: SkippedItems::default(),
     };
-    // Chapters are told from each other by their place in the feed.
-    let has_chapters = extras.chapters.len() == feed.entries.len();
+    // What feed-rs leaves out belongs to the item at the same place in the feed.
+    let mut extras_of_items = extras.items;
+    if extras_of_items.len() != feed.entries.len() {
+        extras_of_items.clear();
+    }
+    extras_of_items.resize_with(feed.entries.len(), ItemExtras::default);
     let mut episodes = Vec::new();
-    for (n, entry) in feed.entries.into_iter().enumerate() {
-        let chapters = extras.chapters.get(n).filter(|_| has_chapters);
-        let chapters = chapters.and_then(|text| web_address(text.as_ref()?, url));
-        match episode(entry, chapters, url) {
+    for (entry, extras) in feed.entries.into_iter().zip(extras_of_items) {
+        match episode(entry, &extras, url) {
             Some(episode) => episodes.push(episode),
             None => parsed.skipped.without_enclosure += 1,
         }
@@ -137,7 +139,7 @@ impl UnreadEpisode {
 }
 
 /// The episode of an item; none if it has nothing to hear or see.
-fn episode(entry: Entry, chapters: Option<Url>, base: &Url) -> Option<UnreadEpisode> {
+fn episode(entry: Entry, extras: &ItemExtras, base: &Url) -> Option<UnreadEpisode> {
     let Enclosure {
         address: enclosure,
         media_type,
@@ -161,10 +163,13 @@ fn episode(entry: Entry, chapters: Option<Url>, base: &Url) -> Option<UnreadEpis
         let name = enclosure.path_segments().and_then(|mut s| s.next_back());
         plain_text(name.unwrap_or("untitled"), TITLE_BYTES_MAX)
     });
-    let link = entry
-        .links
-        .iter()
-        .find(|l| l.rel.as_deref().is_none_or(|rel| rel == "alternate"));
+    let is_media = |link: &Link| {
+        let media_type = link.media_type.as_deref().unwrap_or_default();
+        media_type.starts_with("audio/") || media_type.starts_with("video/")
+    };
+    let is_page = |rel: Option<&str>| rel.is_none_or(|rel| rel == "alternate");
+    let pages = entry.links.iter().filter(|link| !is_media(link));
+    let link = pages.into_iter().find(|l| is_page(l.rel.as_deref()));
     let link = link.and_then(|l| web_address(&l.href, base));
     let notes = entry
         .content
@@ -182,14 +187,20 @@ fn episode(entry: Entry, chapters: Option<Url>, base: &Url) -> Option<UnreadEpis
             enclosure,
             media_type,
             bytes,
-            duration_s: duration_s.and_then(|s| u32::try_from(s).ok()),
+            duration_s: duration_s
+                .or(extras.duration_s)
+                .and_then(|s| u32::try_from(s).ok()),
             link,
-            chapters,
+            chapters: extras
+                .chapters
+                .as_ref()
+                .and_then(|text| web_address(text, base)),
             transcript: transcript.filter(is_web),
-            season,
+            season: season.or(extras.season),
             number: number
                 .filter(|n| n.fract() == 0.0 && (0.0..1e6).contains(n))
-                .map(|n| n as u32),
+                .map(|n| n as u32)
+                .or(extras.number),
         },
         notes,
     })
@@ -221,10 +232,13 @@ fn enclosure(entry: &Entry, base: &Url) -> Option<Enclosure> {
         })
     };
     let linked = |kind: &str| {
-        let is_enclosure = |rel: Option<&str>| rel == Some("enclosure");
         let link = entry.links.iter().find(|link| {
-            let is_kind = link.media_type.as_deref().unwrap_or(kind).starts_with(kind);
-            is_enclosure(link.rel.as_deref()) && is_kind
+            match (link.rel.as_deref(), link.media_type.as_deref()) {
+                (Some("enclosure"), media_type) => media_type.unwrap_or(kind).starts_with(kind),
+                // An attachment of a JSON feed.
+                (None, Some(media_type)) => media_type.starts_with(kind),
+                _ => false,
+            }
         })?;
         let address = base.join(&link.href).ok()?;
         Some(Enclosure {

@@ -30,7 +30,7 @@ pub use episode::{
 };
 pub use feed::parse_feed;
 pub use library::{Library, LibraryError};
-pub use opml::{OPML_FEEDS_MAX, feed_links_of_page, read_opml, write_feed, write_opml};
+pub use opml::{OPML_FEEDS_MAX, feed_links_of_page, read_opml, write_opml};
 pub use parsed_feed::{
     FEED_BYTES_MAX, FEED_EPISODES_MAX, FeedError, NOTES_BYTES_MAX, OpmlFeed, OpmlImport,
     ParsedEpisode, ParsedFeed, SkippedItems, TITLE_BYTES_MAX,

@@ -17,7 +17,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use rusqlite::backup::Backup;
 use rusqlite::types::Type;
 use rusqlite::{Connection, Row, TransactionBehavior};
 use url::Url;
@@ -29,9 +28,6 @@ const FILE_NAME: &str = "library.sqlite";
 
 /// How long a call waits for another process that has the database.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Pages that a backup copies before it lets others write.
-const BACKUP_PAGES: i32 = 1024;
 
 /// The steps from an empty database to today's schema. A step that was released never changes.
 const MIGRATIONS: [&str; 1] = [include_str!("schema_1.sql")];
@@ -108,18 +104,6 @@ impl Library {
         Ok(Library {
             connection: Arc::new(Mutex::new(connection)),
         })
-    }
-
-    /// Copies the library to another file, while it is in use.
-    ///
-    /// # Errors
-    /// The file cannot be written.
-    pub fn backup(&self, into: &Path) -> Result<(), LibraryError> {
-        let connection = self.lock();
-        let mut copy = Connection::open(into)?;
-        let backup = Backup::new(&connection, &mut copy)?;
-        backup.run_to_completion(BACKUP_PAGES, Duration::ZERO, None)?;
-        Ok(())
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Connection> {

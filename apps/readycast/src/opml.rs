@@ -1,4 +1,4 @@
-//! Lists of subscriptions (OPML) in and out, feeds for other programs, and the feeds that a page links to.
+//! Lists of subscriptions (OPML) in and out, and the feeds that a page links to.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -11,8 +11,7 @@ use quick_xml::Writer;
 use quick_xml::events::{BytesDecl, BytesText, Event};
 use url::Url;
 
-use crate::channel::{Channel, ChannelSummary};
-use crate::episode::Episode;
+use crate::channel::ChannelSummary;
 use crate::feed::{attribute, declares_entities};
 use crate::parsed_feed::{FEED_BYTES_MAX, FeedError, OpmlFeed, OpmlImport, TITLE_BYTES_MAX};
 
@@ -135,81 +134,6 @@ pub fn write_opml<'a>(
         })?;
         Ok(())
     })
-}
-
-/// Writes a channel as an RSS feed for another program; `enclosure` is what that program is to fetch.
-pub fn write_feed(
-    channel: &Channel,
-    episodes: &[Episode],
-    enclosure: impl Fn(&Episode) -> Url,
-) -> String {
-    document(|writer| {
-        let rss = writer
-            .create_element("rss")
-            .with_attribute(("version", "2.0"))
-            .with_attribute(("xmlns:itunes", "http://www.itunes.com/dtds/podcast-1.0.dtd"));
-        rss.write_inner_content(|writer| {
-            writer
-                .create_element("channel")
-                .write_inner_content(|writer| {
-                    text(writer, "title", &channel.summary.title)?;
-                    text(writer, "description", &channel.description)?;
-                    let site = channel.site.as_ref().unwrap_or(&channel.summary.url);
-                    text(writer, "link", site.as_str())?;
-                    text(writer, "itunes:author", &channel.summary.author)?;
-                    for episode in episodes {
-                        write_item(writer, episode, &enclosure(episode))?;
-                    }
-                    Ok(())
-                })?;
-            Ok(())
-        })?;
-        Ok(())
-    })
-}
-
-fn write_item(
-    writer: &mut Writer<Vec<u8>>,
-    episode: &Episode,
-    enclosure: &Url,
-) -> std::io::Result<()> {
-    let published = episode
-        .summary
-        .published
-        .strftime("%a, %d %b %Y %H:%M:%S +0000");
-    let bytes = episode.summary.bytes.unwrap_or(0).to_string();
-    let media_type = episode.media_type.as_deref().unwrap_or("audio/mpeg");
-    writer
-        .create_element("item")
-        .write_inner_content(|writer| {
-            text(writer, "title", &episode.summary.title)?;
-            writer
-                .create_element("guid")
-                .with_attribute(("isPermaLink", "false"))
-                .write_text_content(BytesText::new(&episode.guid))?;
-            text(writer, "pubDate", &published.to_string())?;
-            text(writer, "description", &episode.notes)?;
-            if let Some(link) = &episode.link {
-                text(writer, "link", link.as_str())?;
-            }
-            if let Some(seconds) = episode.summary.duration_s {
-                text(writer, "itunes:duration", &seconds.to_string())?;
-            }
-            writer
-                .create_element("enclosure")
-                .with_attribute(("url", enclosure.as_str()))
-                .with_attribute(("length", bytes.as_str()))
-                .with_attribute(("type", media_type))
-                .write_empty()?;
-            Ok(())
-        })?;
-    Ok(())
-}
-
-fn text(writer: &mut Writer<Vec<u8>>, name: &str, value: &str) -> std::io::Result<()> {
-    let element = writer.create_element(name);
-    element.write_text_content(BytesText::new(value))?;
-    Ok(())
 }
 
 fn document(write: impl FnOnce(&mut Writer<Vec<u8>>) -> std::io::Result<()>) -> String {

@@ -578,22 +578,6 @@ fn a_newer_library_and_a_damaged_one_are_refused_in_words() {
     assert!(matches!(error, LibraryError::Database(_)), "{error}");
 }
 
-#[test]
-fn a_copy_has_what_the_library_has() {
-    let shelf = Shelf::new();
-    shelf.three();
-    let other = tempfile::tempdir().expect("a folder");
-    shelf
-        .library
-        .backup(&other.path().join("library.sqlite"))
-        .expect("it is copied");
-    let copy = Library::open(other.path()).expect("a library");
-    assert_eq!(
-        copy.channels().expect("a list"),
-        shelf.library.channels().expect("a list")
-    );
-}
-
 /// Set for the process that [`what_was_stored_survives_a_kill`] kills.
 const WRITER: &str = "CEDOS_TEST_LIBRARY_WRITER";
 

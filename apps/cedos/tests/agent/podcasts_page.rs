@@ -261,7 +261,7 @@ async fn forms_of_podcasts_do_what_they_say_and_only_the_pages_own_are_heard() {
     assert!(early.text.contains("download it first"), "{}", early.text);
     assert_eq!(link.post(&path, "do=download&by=in+2h").await.status, 303);
     let queue = link.get("/podcasts/queue").await;
-    assert_eq!(queue.status, 200, "{}", queue.text);
+    assert!(queue.text.contains("Morning"), "{}", queue.text);
     assert_eq!(link.post(&path, "do=download&by=soon").await.status, 400);
     assert_eq!(link.post(&path, "do=played").await.status, 303);
     assert!(link.get(&path).await.text.contains("Mark as not played"));

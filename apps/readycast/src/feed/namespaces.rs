@@ -18,12 +18,26 @@ const NAMES: [&str; 5] = ["author", "creator", "managingEditor", "webMaster", "n
 /// What one pass over a feed finds, by local names: prefixes are for each feed to choose.
 #[derive(Debug, Default)]
 pub(super) struct FeedExtras {
-    /// Address in `podcast:chapters` of each item, in the feed's order.
-    pub(super) chapters: Vec<Option<String>>,
+    /// What each item says, in the feed's order.
+    pub(super) items: Vec<ItemExtras>,
     /// Address in `itunes:new-feed-url` of the channel.
     pub(super) new_url: Option<String>,
     /// Whether feed-rs can read the feed only as [`readable`] leaves it.
     pub(super) is_unreadable: bool,
+}
+
+/// What an item says in elements that feed-rs leaves out: those of iTunes too, where they give neither a title nor a
+/// summary.
+#[derive(Debug, Default)]
+pub(super) struct ItemExtras {
+    /// Address in `podcast:chapters`.
+    pub(super) chapters: Option<String>,
+    /// Length in seconds, of `itunes:duration`.
+    pub(super) duration_s: Option<u64>,
+    /// Number of the season.
+    pub(super) season: Option<u32>,
+    /// Number of the episode in its season.
+    pub(super) number: Option<u32>,
 }
 
 /// The element whose text is being read.
@@ -98,11 +112,11 @@ impl FeedExtras {
         self.is_unreadable |= has_unreadable_attribute(tag);
         match local_name(tag) {
             // Of RSS 2 in the channel, of Atom and RSS 1 in the root.
-            "item" | "entry" if depth <= 3 => self.chapters.push(None),
+            "item" | "entry" if depth <= 3 => self.items.push(ItemExtras::default()),
             "chapters" => {
                 let address = attribute(tag, "url");
-                if let (Some(item), Some(address)) = (self.chapters.last_mut(), address) {
-                    *item = Some(address);
+                if let (Some(item), Some(address)) = (self.items.last_mut(), address) {
+                    item.chapters = Some(address);
                 }
             }
             _ => {}
@@ -110,6 +124,15 @@ impl FeedExtras {
     }
 
     fn note_text(&mut self, element: OpenElement) {
+        let text = element.text.trim();
+        if let Some(item) = self.items.last_mut() {
+            match element.name.as_str() {
+                "duration" => item.duration_s = item.duration_s.or(seconds_of(text)),
+                "season" => item.season = item.season.or(text.parse().ok()),
+                "episode" => item.number = item.number.or(text.parse().ok()),
+                _ => {}
+            }
+        }
         if element.name == "new-feed-url" {
             // That of an item would be no business of the channel's.
             if element.depth <= 3 {
@@ -125,8 +148,22 @@ impl OpenElement {
     /// Whether its text is looked at. Show notes are not: they are most of a feed.
     fn is_wanted(&self) -> bool {
         let name = self.name.as_str();
-        name == "new-feed-url" || name == "duration" || NAMES.contains(&name)
+        ["new-feed-url", "duration", "season", "episode"].contains(&name) || NAMES.contains(&name)
     }
+}
+
+/// Seconds of a length as feeds write it: `1:02:03`, `62:03`, `3723`.
+fn seconds_of(text: &str) -> Option<u64> {
+    if text.len() > DURATION_BYTES_MAX {
+        return None;
+    }
+    let whole = text.split('.').next()?;
+    let mut parts = 0;
+    let seconds = whole.split(':').try_fold(0_u64, |sum, part| {
+        parts += 1;
+        sum.checked_mul(60)?.checked_add(part.parse().ok()?)
+    });
+    seconds.filter(|_| parts <= 3)
 }
 
 /// The feed as UTF-8, without the elements that feed-rs refuses or stumbles over.

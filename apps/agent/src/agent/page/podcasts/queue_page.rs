@@ -1,11 +1,12 @@
 //! The queue of podcasts as a time line: what is wanted, by when, and what is promised.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use askama::Template;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use cedos_readycast::{EpisodeQuery, EpisodeState, EpisodeSummary, PlannedDownload};
+use cedos_readycast::{EpisodeId, EpisodeQuery, EpisodeState, EpisodeSummary, PlannedDownload};
 use cedos_text::escape_controls;
 use jiff::{Timestamp, Zoned};
 
@@ -112,13 +113,16 @@ impl PodcastQueueLive {
                     ..EpisodeQuery::default()
                 })
             };
+            // In the order of an episode's states: one that moves on while this reads is seen twice, never missed.
+            let plan = library.planned_downloads(&at)?;
             let downloading = of(EpisodeState::Downloading)?;
-            let failed = of(EpisodeState::Failed)?;
-            Ok((downloading, failed, library.planned_downloads(&at)?))
+            Ok((downloading, of(EpisodeState::Failed)?, plan))
         });
         let (downloading, failed, plan) = read.await?;
         let entry = |episode| QueueEntry::of_summary(context, episode, &now);
+        let begun: HashSet<EpisodeId> = downloading.iter().chain(&failed).map(|e| e.id).collect();
         let planned = plan.start.iter().take(QUEUE_SHOWN_MAX as usize);
+        let planned = planned.filter(|planned| !begun.contains(&planned.episode));
         let mut entries: Vec<QueueEntry> = downloading.iter().map(entry).collect();
         entries.extend(planned.map(QueueEntry::of_plan));
         Ok(PodcastQueueLive {
