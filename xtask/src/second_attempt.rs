@@ -1,9 +1,8 @@
 //! Tests that failed beside others are run once more, alone.
 //!
-//! Tests here run real programs over real links, several at once on two cores. One that waits for another
-//! process may fail since that process had no core for seconds. A test that passes alone is reported as flaky,
-//! by name, and counts as passed; one that fails twice has failed. A fault that only shows beside others is in
-//! the output either way, and a flaky test is a fault to be mended.
+//! Tests here run real programs over real links, several at once on two cores. One that fails only beside others
+//! waits for something for too short a time, or shares something it should not; one that fails alone too is easier
+//! to look into. The second run tells which it is. A test that failed has failed in either case.
 
 /// The most tests that are run again. More failures than these are no accident.
 const TESTS_MAX: usize = 6;
