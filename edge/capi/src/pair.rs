@@ -346,8 +346,9 @@ pub(crate) async fn until_free(at: SocketAddr) {
     }
 }
 
-/// The number of checks, and the interval between them.
-const FREE_LOOKS: usize = 100;
+/// The number of checks, and the interval between them. On a busy machine the driver's task has no core for
+/// hundreds of milliseconds; who closes waits for it, so that the address can be bound again.
+const FREE_LOOKS: usize = 10_000; // a guess: ten seconds
 const FREE_LOOK: Duration = Duration::from_millis(1);
 
 /// Bytes that were written to the engine's end of a pair and that the program has not read: those in

@@ -127,6 +127,23 @@ pub fn pid_of(child: &Child) -> Pid {
     Pid::from_raw(child.id().expect("a process") as i32)
 }
 
+/// Stops a process, and waits until all of its threads have stopped: what was under way in one of them is not
+/// stopped when the signal has been sent.
+pub fn stop(child: &Child) {
+    let pid = pid_of(child);
+    kill(pid, Signal::SIGSTOP).expect("send");
+    let stopped = || {
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");
+        tasks.flatten().all(|task| {
+            let status = std::fs::read_to_string(task.path().join("status"));
+            status.is_ok_and(|status| status.contains("\nState:\tT"))
+        })
+    };
+    while !stopped() {
+        std::thread::yield_now();
+    }
+}
+
 /// A `cedos prox` that is ended when this is dropped.
 pub struct ProxyProcess {
     /// The process.

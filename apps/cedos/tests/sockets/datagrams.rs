@@ -9,7 +9,7 @@ use crate::told::Program;
 use cedos_lab_rig::namespace::{
     cell_on, in_namespace, origin_namespace, received, sent, wifi_off, wifi_on,
 };
-use cedos_lab_rig::program::{AgentProcess, ended, pid_of};
+use cedos_lab_rig::program::{AgentProcess, ended, pid_of, stop};
 use cedos_lab_rig::wait::until_async;
 use cedos_lab_rig::{PATIENCE, program, this_test};
 use nix::sys::signal::{Signal, kill};
@@ -191,7 +191,7 @@ async fn options_hold_for_the_next_message_and_a_stopped_agent_holds_nobody_for_
     assert_eq!(client.ask("say hello").await, "say 5");
     device.answered(&mut client, "hello").await;
     // Nothing leaves, but what it is worth is known.
-    kill(pid_of(&device.agent.child), Signal::SIGSTOP).expect("send");
+    stop(&device.agent.child);
     let begun = std::time::Instant::now();
     assert_eq!(client.ask("expiry 60000").await, "expiry 0");
     assert_eq!(client.ask("say later").await, "say 5");

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::support::C;
 use crate::told::{Program, udp_sockets};
 use cedos_lab_rig::PATIENCE;
-use cedos_lab_rig::program::{AgentProcess, ProxyProcess, pid_of};
+use cedos_lab_rig::program::{AgentProcess, ProxyProcess, pid_of, stop};
 use cedos_lab_rig::wait::until;
 use nix::sys::signal::{Signal, kill};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -69,18 +69,9 @@ impl Device {
     }
 
     fn signal_proxy(&self, signal: Signal) {
-        let proxy = pid_of(&self.proxy.child);
-        kill(proxy, signal).expect("send");
-        // What was under way in one of its threads is not stopped yet.
-        let stopped = || {
-            let tasks = std::fs::read_dir(format!("/proc/{proxy}/task")).expect("it runs");
-            tasks.flatten().all(|task| {
-                let status = std::fs::read_to_string(task.path().join("status"));
-                status.is_ok_and(|status| status.contains("\nState:\tT"))
-            })
-        };
-        while signal == Signal::SIGSTOP && !stopped() {
-            std::thread::yield_now();
+        match signal {
+            Signal::SIGSTOP => stop(&self.proxy.child),
+            _ => kill(pid_of(&self.proxy.child), signal).expect("send"),
         }
     }
 }
