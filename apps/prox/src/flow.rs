@@ -280,6 +280,7 @@ async fn prepare_fetch<F: FlowIo>(
     request: &FetchRequest,
 ) -> Result<PreparedAnswer, ProxFlowOutcome> {
     let client = flow.peer();
+    let _unanswered = prox.unanswered.token();
     let known = match (&request.range, &request.if_range) {
         (Some(_), Some(if_range)) if !request.head_only => {
             prox.retained.find(client, request, if_range)

@@ -12,7 +12,7 @@ use nix::sys::resource::{Resource, getrlimit};
 use parking_lot::{Mutex, RwLock};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use crate::access_log::{AccessDetail, AccessLog};
 use crate::address_key::address_of;
@@ -184,6 +184,8 @@ pub struct Prox {
     pub(crate) mailboxes: Arc<MailboxTable>,
     /// Ends every flow.
     pub(crate) stop: CancellationToken,
+    /// One token for each GET or HEAD whose answer is not there yet.
+    pub(crate) unanswered: TaskTracker,
     /// The TCP port at which devices reach streams, once it is known.
     pub(crate) stream_port: OnceLock<u16>,
 }
@@ -233,6 +235,13 @@ impl Prox {
             counters,
             bucket,
         })
+    }
+
+    /// Waits until origins have answered every GET and HEAD that was sent to them, at most for `max`. The next process
+    /// sends those again that have no answer by then.
+    pub async fn until_answered(&self, max: Duration) {
+        self.unanswered.close();
+        let _ = timeout(max, self.unanswered.wait()).await;
     }
 
     /// Resets every flow that is being served.
@@ -326,6 +335,7 @@ impl Prox {
             awaited: Mutex::new(awaited),
             session_memory: MemoryPool::new(config.session_memory_bytes_max),
             stop: CancellationToken::new(),
+            unanswered: TaskTracker::new(),
             stream_port: OnceLock::new(),
             clients: Arc::new(clients),
             upstream: RwLock::new(Arc::new(upstream)),

@@ -711,6 +711,7 @@ pub async fn run(mut args: ProxArgs) -> anyhow::Result<ExitCode> {
     };
     let (flows, listener) = accept_until(server.clone(), &prox, stop_accepting).await;
     if journal.is_some() {
+        prox.until_answered(ANSWERED_WITHIN).await;
         server.until_kept(KEPT_WITHIN).await;
         let sockets = match successor.is_some() || are_kept {
             true => SocketsAfter::Kept,
@@ -770,6 +771,9 @@ pub async fn run(mut args: ProxArgs) -> anyhow::Result<ExitCode> {
     }
     Ok(ExitCode::SUCCESS)
 }
+
+/// How long origins may take to answer before a new process requests the same again. Devices' new requests wait as long.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(2); // a guess: most origins answer within one
 
 /// How long flows that have just begun are waited for: what the next process goes on with must be in the journal.
 const KEPT_WITHIN: Duration = Duration::from_millis(500); // a guess: an answer is kept after 60 ms

@@ -10,7 +10,7 @@ use cedos_lab_rig::program::{ProxyProcess, built, cedos, ended, pid_of, run};
 use cedos_lab_rig::wait::until;
 use nix::sys::signal::{Signal, kill};
 use serde_json::Value;
-use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 
 const DEVICES: usize = 8;
@@ -187,6 +187,31 @@ async fn a_new_process_takes_running_downloads_over_and_the_origin_is_asked_for_
 #[tokio::test]
 async fn the_sockets_of_several_workers_are_taken_over() {
     downloads_are_taken_over("2").await;
+}
+
+#[tokio::test]
+async fn a_request_that_waits_for_its_origin_is_not_sent_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let origin = ScriptedOrigin::play(|asked, mut stream| async move {
+        // More than a proxy needs to record a flow that has its answer.
+        tokio::time::sleep(Duration::from_millis(1_200)).await;
+        let whole = proper(&asked, &object(BYTES, 1), "\"v1\"");
+        // The client may have closed the connection.
+        let _ = stream.write_all(&whole).await;
+    })
+    .await;
+    let old = proxy(directory.path(), "127.0.0.1:0", &[], "old.log").await;
+    let home = directory.path().join("device");
+    let device = device(&home, &old.address, &[origin.url("/1")]);
+    until("the origin is asked", || !origin.requests().is_empty()).await;
+    let new = proxy(directory.path(), old.listens_at(), &["--upgrade"], "new.log").await;
+    assert_eq!(new.address, old.address);
+    let ran = ended(device).await;
+    assert_eq!(ran.code, 0, "{} {:#?}", ran.errors, ran.events.last());
+    assert!(std::fs::read(home.join("1")).unwrap() == object(BYTES, 1));
+    let whole = origin.requests();
+    let whole = whole.iter().filter(|r| r.range_from().is_none());
+    assert_eq!(whole.count(), 1, "{:#?}", origin.requests());
 }
 
 /// A proxy on both families with this many workers is taken over, and serves.
