@@ -193,7 +193,7 @@ async fn the_sockets_of_several_workers_are_taken_over() {
 async fn a_request_that_waits_for_its_origin_is_not_sent_again() {
     let directory = tempfile::tempdir().unwrap();
     let origin = ScriptedOrigin::play(|asked, mut stream| async move {
-        // More than a proxy needs to record a flow that has its answer.
+        // sleep: the origin takes longer than a proxy needs to record a flow that has its answer
         tokio::time::sleep(Duration::from_millis(1_200)).await;
         let whole = proper(&asked, &object(BYTES, 1), "\"v1\"");
         // The client may have closed the connection.
