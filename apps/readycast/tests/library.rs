@@ -233,12 +233,77 @@ fn feeds_are_asked_for_hourly_later_after_failures_and_never_when_gone() {
     assert!(!due(now() + 2 * REFRESH_RETRY), "as the origin asks");
     shelf.apply(failed(true, None));
     assert!(!due(now() + 1000 * REFRESH_INTERVAL_MAX));
-    assert_eq!(shelf.library.next_refresh_at().expect("a query"), None);
+    assert_eq!(
+        shelf.library.next_refresh_after(now()).expect("a query"),
+        None
+    );
     shelf
         .library
         .refresh_now(Some(shelf.channel), now())
         .expect("by hand");
     assert!(due(now()));
+}
+
+#[test]
+fn a_clock_that_jumps_a_year_ahead_and_back_delays_nothing() {
+    let shelf = Shelf::new();
+    let year = Duration::from_secs(365 * 24 * 3_600);
+    let undated = fetched(
+        "<rss version=\"2.0\"><channel><title>Morning</title><item><title>undated</title><guid>u</guid>\
+         <enclosure url=\"https://cdn.example/u.mp3\" type=\"audio/mpeg\"/></item></channel></rss>",
+    );
+    let due = |at| {
+        let due = shelf.library.due_refreshes(at, 10).expect("a list");
+        let alone = shelf.library.due_refresh(shelf.channel, at).expect("one");
+        assert_eq!(due.len(), usize::from(alone.is_some()));
+        alone.is_some()
+    };
+    let published = || {
+        let episode = shelf.library.episode(shelf.id("undated"));
+        episode.expect("a query").expect("it").summary.published
+    };
+    // A year ahead, everything happens: a refresh, a download that fails, moves.
+    shelf.apply_at(undated.clone(), now() + year);
+    let failed = DownloadOutcome::Failed {
+        reason: "the origin does not answer".to_owned(),
+        is_final: false,
+    };
+    let id = shelf.id("undated");
+    let noted = shelf.library.finish_download(id, &failed, now() + year);
+    noted.expect("it is stored");
+    assert!(!due(now() + year));
+    // Back again.
+    assert!(due(now()));
+    assert_eq!(shelf.start_titles(), ["undated"]);
+    shelf.apply(undated.clone());
+    assert!(!due(now() + REFRESH_INTERVAL / 2) && due(now() + 2 * REFRESH_INTERVAL));
+    assert_eq!(published(), now());
+    // A clock that stood at 1970 while a feed was read first.
+    let shelf = Shelf::new();
+    let one = [("one", 1, "https://cdn.example/1.mp3")];
+    shelf.apply_at(feed_of(&one), Timestamp::UNIX_EPOCH);
+    let report = shelf.apply(feed_of(&one));
+    assert_eq!((report.added, report.changed), (0, 0));
+    let episode = shelf.library.episode(shelf.id("one")).expect("a query");
+    let published = episode.expect("it").summary.published;
+    assert_eq!(published.to_string(), "2030-05-01T06:00:00Z");
+}
+
+#[test]
+fn moves_under_a_wrong_clock_do_not_count_later() {
+    let shelf = Shelf::new();
+    let year = Duration::from_secs(365 * 24 * 3_600);
+    let moved = |n: u32| RefreshOutcome::Feed {
+        bytes: b"<rss version=\"2.0\"><channel><title>Morning</title></channel></rss>".to_vec(),
+        etag: None,
+        last_modified: None,
+        moved_to: Some(format!("https://pod.example/{n}").parse().expect("one")),
+    };
+    for n in 0..5 {
+        assert_eq!(shelf.apply_at(moved(n), now() + year).problem, None);
+    }
+    assert_eq!(shelf.apply(moved(5)).problem, None);
+    assert_eq!(shelf.url().as_str(), "https://pod.example/5");
 }
 
 #[test]
@@ -312,7 +377,7 @@ fn a_password_goes_to_its_own_host_only() {
     let has_password: Vec<_> = plan
         .start
         .iter()
-        .map(|p| (p.title.as_str(), p.authorization.is_some()))
+        .map(|p| (p.title.as_str(), p.source.authorization.is_some()))
         .collect();
     assert_eq!(has_password, [("own", true), ("other", false)]);
     shelf.apply(RefreshOutcome::Feed {

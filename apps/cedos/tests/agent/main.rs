@@ -5,6 +5,8 @@ mod links;
 mod networks;
 mod on_demand;
 mod page;
+mod podcast_addresses;
+mod podcast_listener;
 mod podcasts;
 mod podcasts_page;
 mod queue;
