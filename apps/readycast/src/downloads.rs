@@ -230,6 +230,22 @@ impl Library {
         found(changed, episode)
     }
 
+    /// Notes that a download has another deadline.
+    ///
+    /// # Errors
+    /// There is no such episode, or the database fails.
+    pub fn set_download_deadline(
+        &self,
+        episode: EpisodeId,
+        deadline: Option<Timestamp>,
+    ) -> Result<(), LibraryError> {
+        let changed = self.lock().execute(
+            "UPDATE episodes SET deadline = ?2 WHERE id = ?1",
+            params![episode.0, deadline.map(seconds)],
+        )?;
+        found(changed, episode)
+    }
+
     /// Notes the number of the agent's transfer.
     ///
     /// # Errors
@@ -288,6 +304,24 @@ impl Library {
     pub fn note_removed(&self, episode: EpisodeId) -> Result<(), LibraryError> {
         let connection = self.lock();
         found(remove_file(&connection, episode)?, episode)
+    }
+
+    /// Episodes that are ready, with their files.
+    ///
+    /// # Errors
+    /// The database fails.
+    pub fn ready_files(&self) -> Result<Vec<(EpisodeId, PathBuf)>, LibraryError> {
+        let connection = self.lock();
+        let mut query = connection.prepare_cached(
+            "SELECT id, file FROM episodes WHERE state = ?1 AND file IS NOT NULL",
+        )?;
+        let rows = query.query_map([EpisodeState::Ready.number()], |row| {
+            Ok((
+                EpisodeId(row.get(0)?),
+                PathBuf::from(row.get::<_, String>(1)?),
+            ))
+        })?;
+        Ok(rows.collect::<Result<_, _>>()?)
     }
 
     /// Downloads that have begun and not ended, by deadline.

@@ -113,6 +113,9 @@ impl PodcastService {
                 service.wake.notified().await;
             }
         }
+        if let Err(failure) = agent.note_missing_files().await {
+            tracing::warn!(error = failure.text, "files of episodes are not looked for");
+        }
         let mut events = agent.events.subscribe();
         let mut links = agent.link_view.links();
         let mut turns = PodcastTurns::new();

@@ -6,6 +6,7 @@ mod networks;
 mod on_demand;
 mod page;
 mod podcast_addresses;
+mod podcast_kills;
 mod podcast_listener;
 mod podcasts;
 mod podcasts_page;

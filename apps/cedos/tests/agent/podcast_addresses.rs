@@ -200,13 +200,14 @@ fn a_public_podcast_does_not_lead_into_the_local_network_by_any_name() {
         );
         assert!(inside.requests().is_empty(), "{:?}", inside.requests());
         // What the user subscribes to there is read there.
-        home.cast(&["add", &url("nas.example", "/feed")]).await;
+        let added = home.cast(&["add", &url("nas.example", "/feed")]).await;
+        let second = added["channel"]["id"].to_string();
         until_async("its episode", async || {
-            let second = home.cast(&["show", "2"]).await;
-            (states(&second) == ["ready"]).then_some(())
+            let shown = home.cast(&["show", &second]).await;
+            (states(&shown) == ["ready"]).then_some(())
         })
         .await;
-        let refreshed = home.cast(&["refresh", "2"]).await;
+        let refreshed = home.cast(&["refresh", &second]).await;
         let report = &refreshed["channels"][0]["report"];
         assert!(report["problem"].is_null(), "{refreshed}");
     });

@@ -34,7 +34,13 @@ impl Listener {
 
     /// Kills the agent, and starts another.
     pub async fn replace_agent(&mut self) {
+        self.between_agents(|| ()).await;
+    }
+
+    /// Kills the agent, and starts another after `act`.
+    pub async fn between_agents(&mut self, act: impl FnOnce()) {
         self.agent.take().expect("it runs").kill().await;
+        act();
         self.agent = Some(AgentProcess::start(self.path()).await);
     }
 

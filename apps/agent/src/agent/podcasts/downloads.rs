@@ -96,13 +96,31 @@ impl Agent {
         Ok(())
     }
 
-    /// The transfer that an agent queued just before it was killed, by its file.
+    /// Notes which episodes somebody removed the files of. A folder that is not there may be on a disk that is not
+    /// mounted: its episodes stay as they are.
+    pub(super) async fn note_missing_files(&self) -> Result<(), TransferFailure> {
+        let noted = self.podcasts.with(|library| {
+            for (episode, file) in library.ready_files()? {
+                let has_folder = file.parent().is_some_and(Path::exists);
+                if has_folder && !file.exists() {
+                    library.note_removed(episode)?;
+                }
+            }
+            Ok(())
+        });
+        noted.await
+    }
+
+    /// The transfer that an agent queued just before it was killed, by its file: the newest, unless it is one of an
+    /// earlier download of the same episode.
     async fn adopt(&self, download: &ActiveDownload) -> Result<Option<u64>, TransferFailure> {
         let found = {
             let tasks = lock(&self.tasks);
-            let mut tasks = tasks.iter();
-            tasks
-                .find(|(_, task)| task.saved.order.file.as_deref() == Some(&download.file))
+            let mut newest_first = tasks.iter().rev();
+            let of_it = newest_first
+                .find(|(_, task)| task.saved.order.file.as_deref() == Some(&download.file));
+            of_it
+                .filter(|(_, task)| !task.has_ended() || download.file.exists())
                 .map(|(id, _)| *id)
         };
         if let Some(job) = found {
@@ -382,10 +400,9 @@ impl Agent {
             };
             // One that has just ended keeps what it had.
             if self.edit(job, &change).is_ok() {
-                let noted = self.podcasts.with(move |library| {
-                    library.begin_download(id, &download.file, deadline)?;
-                    library.set_job(id, job)
-                });
+                let noted = self
+                    .podcasts
+                    .with(move |library| library.set_download_deadline(id, deadline));
                 noted.await?;
             }
         }

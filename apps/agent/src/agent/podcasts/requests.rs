@@ -302,7 +302,13 @@ impl Agent {
             return Err(TransferFailure::usage(text));
         }
         let service = &self.podcasts;
-        let channel = service.episode(episode).await?.summary.channel;
+        let found = service.episode(episode).await?;
+        let channel = found.summary.channel;
+        if found.summary.state == EpisodeState::Ready && ready_file(&found).is_none() {
+            service
+                .with(move |library| library.note_removed(episode))
+                .await?;
+        }
         let wanted = EpisodeDeadline {
             by,
             policy: of_policy.map(policy).transpose()?,
