@@ -410,14 +410,18 @@ async fn export(file: Option<PathBuf>) -> anyhow::Result<ExitCode> {
 /// Makes the index on this device from a file, or from what an address has.
 async fn index(source: &str, json: bool) -> Result<(), TransferFailure> {
     let stopped = |error: anyhow::Error| TransferFailure::error(format!("{error:#}"));
-    let mut agent = agent_start::connect_or_start().await.map_err(stopped)?;
     let is_address = source.starts_with("http://") || source.starts_with("https://");
     let file = match is_address {
-        true => download_index(&mut agent, source).await?,
+        true => {
+            let agent = agent_start::connect_or_start().await.map_err(stopped)?;
+            download_index(agent, source).await?
+        }
         false => std::path::absolute(source)
             .map_err(|error| TransferFailure::usage(format!("{source}: {error}")))?,
     };
     let request = PodcastRequest::Index { file: file.clone() };
+    // The connection of a transfer that was followed ends with it.
+    let mut agent = agent_start::connect_or_start().await.map_err(stopped)?;
     let made = ask(&mut agent, &request).await;
     if is_address {
         // It is of no more use, and large.
@@ -429,7 +433,7 @@ async fn index(source: &str, json: bool) -> Result<(), TransferFailure> {
 
 /// Downloads a published index by free networks; returns its file. A download that broke off goes on.
 async fn download_index(
-    agent: &mut AgentApiClient,
+    mut agent: AgentApiClient,
     address: &str,
 ) -> Result<PathBuf, TransferFailure> {
     let state = state_directory().map_err(|error| TransferFailure::error(format!("{error:#}")))?;
@@ -437,7 +441,7 @@ async fn download_index(
     let mut order = TransferOrder::new(TransferVerb::Get, address);
     order.file = Some(file.clone());
     CostPolicy::FreeOnly.as_str().clone_into(&mut order.policy);
-    let added = handover::add(agent, order, true, true).await?;
+    let added = handover::add(&mut agent, order, true, true).await?;
     print_stderr(&format!(
         "Downloading the index, by free networks only; `cedos status {}` shows how far it is",
         added["id"]
