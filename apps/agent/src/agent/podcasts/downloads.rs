@@ -489,7 +489,10 @@ impl DownloadOrder<'_> {
             crate::fetch::option_parsers::parse_bytes,
         );
         let proxy = settings.proxy(&[], false);
-        order.prox = proxy.map_err(|error| TransferFailure::usage(error.to_string()))?;
+        let proxy = proxy.map_err(|error| TransferFailure::usage(error.to_string()))?;
+        // A proxy is elsewhere: it reaches no host of this device's local network.
+        let is_local = self.source.local_host.as_deref() == self.source.url.host_str();
+        order.prox = proxy.filter(|_| !is_local);
         order.key = settings.path("device.key_file").filter(|p| p.exists());
         if let Some(value) = &self.source.authorization {
             order.headers.push(format!("Authorization: {value}"));
