@@ -4,9 +4,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use cedos_readycast::{
-    ChannelId, ChannelRule, DownloadOutcome, EpisodeDeadline, EpisodeId, EpisodeQuery,
-    EpisodeState, KeepRule, Library, LibraryError, REFRESH_INTERVAL, REFRESH_INTERVAL_MAX,
-    REFRESH_RETRY, RefreshOutcome, RefreshReport, TransferLogEntry,
+    ChannelId, ChannelRule, DOWNLOAD_RETRY, DownloadOutcome, EpisodeDeadline, EpisodeId,
+    EpisodeQuery, EpisodeState, KeepRule, Library, LibraryError, REFRESH_INTERVAL,
+    REFRESH_INTERVAL_MAX, REFRESH_RETRY, RefreshOutcome, RefreshReport, TransferLogEntry,
 };
 use jiff::{Timestamp, Zoned};
 use url::Url;
@@ -359,6 +359,107 @@ fn a_feed_moves_but_not_in_circles_and_not_into_the_local_network() {
         .expect("it is stored");
     let report = shelf.apply_at(moved("https://other.example/"), later);
     assert!(report.problem.expect("a reason").contains("already"));
+}
+
+#[test]
+fn a_feed_of_the_local_network_leads_to_its_own_host_and_no_other() {
+    let shelf = Shelf::new();
+    let local_host = || {
+        let later = now() + 2 * REFRESH_INTERVAL_MAX;
+        let due = shelf.library.due_refresh(shelf.channel, later);
+        due.expect("a query").expect("it is due").local_host
+    };
+    let moved = |to: &str| RefreshOutcome::Feed {
+        bytes: b"<rss version=\"2.0\"><channel><title>Morning</title></channel></rss>".to_vec(),
+        etag: None,
+        last_modified: None,
+        moved_to: Some(to.parse().expect("an address")),
+    };
+    assert_eq!(local_host(), None);
+    shelf
+        .library
+        .allow_local_host(shelf.channel)
+        .expect("stored");
+    assert_eq!(local_host().as_deref(), Some("pod.example"));
+    shelf.apply(feed_of(&[("one", 1, "https://pod.example/1.mp3")]));
+    let plan = shelf.library.planned_downloads(&noon()).expect("a plan");
+    let source = &plan.start[0].source;
+    assert_eq!(source.local_host.as_deref(), Some("pod.example"));
+    let known = shelf.library.episode_source(shelf.id("one"));
+    assert_eq!(known.expect("a query").as_ref(), Some(source));
+    shelf.apply(moved("https://pod.example/new"));
+    assert_eq!(local_host().as_deref(), Some("pod.example"));
+    shelf.apply(moved("https://cdn.example/new"));
+    assert_eq!(local_host(), None);
+    // An address that is local by what is written needs no word of the user's.
+    let router: Url = "http://192.168.1.5/feed".parse().expect("an address");
+    let router = shelf.library.subscribe(&router, now()).expect("stored");
+    let due = shelf.library.due_refresh(router, now()).expect("a query");
+    assert_eq!(due.expect("due").local_host.as_deref(), Some("192.168.1.5"));
+    let report = shelf
+        .library
+        .apply_refresh(router, moved("http://192.168.1.6/feed"), now())
+        .expect("stored");
+    assert!(report.problem.expect("a reason").contains("local network"));
+}
+
+#[test]
+fn an_episode_with_a_new_address_is_tried_at_once_but_not_again_and_again() {
+    let shelf = Shelf::new();
+    let with_token = |n: u32| feed_of(&[("one", 1, &format!("https://cdn.example/1?token={n}"))]);
+    let failed = DownloadOutcome::Failed {
+        reason: "cdn.example answers 403 Forbidden".to_owned(),
+        is_final: false,
+    };
+    let is_due = || {
+        let due = shelf.library.due_refresh(shelf.channel, now());
+        due.expect("a query").is_some()
+    };
+    shelf.apply(with_token(1));
+    let id = shelf.id("one");
+    let fail = |begun| {
+        let noted = shelf.library.finish_download(id, &failed, now());
+        noted.expect("stored");
+        let noted = shelf.library.refresh_for_episode(id, begun, now());
+        noted.expect("stored");
+    };
+    // A feed that was read after the download began has nothing newer.
+    fail(now() - Duration::from_secs(1));
+    assert!(!is_due());
+    assert!(shelf.start_titles().is_empty());
+    shelf.apply(with_token(2));
+    assert_eq!(shelf.start_titles(), ["one"]);
+    fail(now());
+    assert!(is_due());
+    shelf.apply(with_token(3));
+    assert!(shelf.start_titles().is_empty(), "it waits after the second");
+    assert_eq!(shelf.state("one"), EpisodeState::Failed);
+    let later: Zoned = noon() + 3 * DOWNLOAD_RETRY;
+    let plan = shelf.library.planned_downloads(&later).expect("a plan");
+    let address = plan.start[0].source.url.as_str();
+    assert_eq!(address, "https://cdn.example/1?token=3");
+}
+
+#[test]
+fn a_copy_is_whole_and_its_owners_alone() {
+    let shelf = Shelf::new();
+    shelf.three();
+    let folder = tempfile::tempdir().expect("a folder");
+    let copy = folder.path().join("library.sqlite");
+    shelf.library.backup(&copy).expect("a copy");
+    assert!(matches!(
+        shelf.library.backup(&copy),
+        Err(LibraryError::Backup { .. })
+    ));
+    let nowhere = folder.path().join("none/library.sqlite");
+    assert!(shelf.library.backup(&nowhere).is_err());
+    let of = |library: &Library| {
+        let channels = library.channels().expect("a list");
+        let episodes = library.episodes(&EpisodeQuery::default());
+        (channels, episodes.expect("a list"))
+    };
+    let copied = Library::open(folder.path()).expect("the copy");
+    assert_eq!(of(&copied), of(&shelf.library));
 }
 
 #[test]

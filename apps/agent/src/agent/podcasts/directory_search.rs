@@ -55,6 +55,8 @@ pub(in super::super) struct FoundPodcast {
     pub(in super::super) author: String,
     /// Address of its feed.
     pub(in super::super) url: Url,
+    /// Its language, as its feed says it; none if the directory does not tell.
+    pub(in super::super) language: Option<String>,
     /// Its episodes, as the directory counts them.
     pub(in super::super) episodes: Option<u32>,
 }
@@ -65,6 +67,7 @@ impl From<IndexedPodcast> for FoundPodcast {
             title: found.title,
             author: found.author,
             url: found.url,
+            language: Some(found.language).filter(|language| !language.is_empty()),
             episodes: found.episodes,
         }
     }
@@ -82,6 +85,8 @@ struct DirectoryResult {
     collection_name: Option<String>,
     artist_name: Option<String>,
     feed_url: Option<String>,
+    #[serde(skip)]
+    language: Option<String>,
     track_count: Option<u32>,
 }
 
@@ -97,6 +102,7 @@ struct IndexResult {
     title: Option<String>,
     author: Option<String>,
     url: Option<String>,
+    language: Option<String>,
     episode_count: Option<u32>,
 }
 
@@ -106,6 +112,7 @@ impl From<IndexResult> for DirectoryResult {
             collection_name: result.title,
             artist_name: result.author,
             feed_url: result.url,
+            language: Some(text(result.language)).filter(|language| !language.is_empty()),
             track_count: result.episode_count,
         }
     }
@@ -124,11 +131,6 @@ fn read_index(body: &[u8]) -> Option<Vec<FoundPodcast>> {
 }
 
 fn found(results: impl Iterator<Item = DirectoryResult>) -> Vec<FoundPodcast> {
-    let text = |text: Option<String>| {
-        RemoteText::new(&text.unwrap_or_default())
-            .as_str()
-            .to_owned()
-    };
     let found = results.filter_map(|result| {
         let url: Url = result.feed_url?.parse().ok()?;
         let title = text(result.collection_name);
@@ -137,10 +139,17 @@ fn found(results: impl Iterator<Item = DirectoryResult>) -> Vec<FoundPodcast> {
             title,
             author: text(result.artist_name),
             url,
+            language: result.language,
             episodes: result.track_count,
         })
     });
     found.take(FOUND_MAX).collect()
+}
+
+/// A text of a directory on one line.
+fn text(text: Option<String>) -> String {
+    let text = text.unwrap_or_default();
+    RemoteText::new(&text).as_str().to_owned()
 }
 
 /// A request to a directory, and how its answer is read.

@@ -99,11 +99,14 @@ fn time(value: &Value) -> Option<Timestamp> {
 fn found(found: &Value) -> String {
     let author = text(&found["author"]);
     let by = (!author.is_empty()).then(|| format!(" ({author})"));
+    let language = text(&found["language"]);
+    let language = (!language.is_empty()).then(|| format!(" [{language}]"));
     format!(
-        "{}   {}{}",
+        "{}   {}{}{}",
         text(&found["url"]),
         text(&found["title"]),
-        by.unwrap_or_default()
+        by.unwrap_or_default(),
+        language.unwrap_or_default()
     )
 }
 
