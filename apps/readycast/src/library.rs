@@ -70,7 +70,7 @@ pub enum LibraryError {
     Backup {
         /// The copy.
         file: PathBuf,
-        /// Why.
+        /// Why it cannot be written, in words.
         why: String,
     },
     /// An index of podcasts that cannot be read or written.
@@ -78,7 +78,7 @@ pub enum LibraryError {
     Index {
         /// The index, or the database that it is made from.
         file: PathBuf,
-        /// Why.
+        /// Why it cannot be used, in words.
         why: String,
     },
     /// A feed that cannot be read.

@@ -53,9 +53,9 @@ const LOOK_MIN: Duration = Duration::from_secs(1);
 /// The downloads that are to be planned in the next turn.
 #[derive(Debug, PartialEq, Eq)]
 enum PlanScope {
-    /// Those of channels whose feeds were fetched.
+    /// Downloads of the channels whose feeds were fetched.
     Of(BTreeSet<ChannelId>),
-    /// All, and how the running ones are.
+    /// Downloads of all channels; those that run are looked after too.
     All,
 }
 

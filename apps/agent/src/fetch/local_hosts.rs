@@ -37,7 +37,7 @@ impl LocalHosts {
         self.0.is_none()
     }
 
-    /// Of the addresses of `host`, those that may be connected to.
+    /// The addresses of `host` that may be connected to.
     pub(super) fn admit(
         &self,
         host: &Host<&str>,
