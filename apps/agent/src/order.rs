@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use url::Url;
 
 use crate::fetch::header;
+use crate::fetch::local_hosts::LocalHosts;
 use crate::fetch::outcome::TransferFailure;
 use crate::fetch::transfer::{Destination, TransferJob};
 use crate::terms::{DueTime, TransferTerms};
@@ -129,6 +130,9 @@ pub struct TransferOrder {
     /// Whether redirects from https to http are followed.
     #[serde(default)]
     pub allow_downgrade: bool,
+    /// The hosts of local networks that the download may lead to, redirects included; none is any.
+    #[serde(default, skip_serializing_if = "LocalHosts::is_any")]
+    pub local_hosts: LocalHosts,
     /// Header fields for the request, `Name: value`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub headers: Vec<String>,
@@ -202,6 +206,7 @@ impl TransferOrder {
             limit_rate: None,
             limit_group: None,
             allow_downgrade: false,
+            local_hosts: LocalHosts::ANY,
             headers: Vec::new(),
             sealed: false,
             ca: None,

@@ -20,6 +20,7 @@ use crate::fetch::alt_svc;
 use crate::fetch::dial::Dial as _;
 use crate::fetch::direct::DirectConnector;
 use crate::fetch::header::HeaderField;
+use crate::fetch::local_hosts::LocalHosts;
 use crate::fetch::mode::FetchMode;
 use crate::fetch::origin::{D2tpOrigin, D2tpTarget};
 use crate::fetch::outcome::{TransferExit, TransferFailure};
@@ -79,6 +80,8 @@ pub struct PreparedTransfer {
     proxy: Option<ServerAddress>,
     /// The upload's file, if the order is an upload.
     upload: Option<UploadSpec>,
+    /// The hosts of local networks that a download may lead to.
+    local_hosts: LocalHosts,
     /// The limit on the rate of a download, in bytes per second.
     limit_rate: Option<u64>,
     /// Whether D2TP to the same origin may be used if the origin supports it.
@@ -131,6 +134,7 @@ impl PreparedTransfer {
             key,
             proxy,
             upload: None,
+            local_hosts: order.local_hosts.clone(),
             limit_rate: order.limit_rate,
             may_go_end_to_end: plain,
         })
@@ -171,6 +175,7 @@ impl PreparedTransfer {
                 kind: order.content_type.clone(),
                 token: order.token.clone(),
             }),
+            local_hosts: LocalHosts::ANY,
             limit_rate: None,
             may_go_end_to_end: false,
         })
@@ -234,7 +239,9 @@ impl PreparedTransfer {
             }
             (None, _, _, Some(tls)) => {
                 let window = self.limit_rate.map(RateLimiter::window);
-                let dial = DirectConnector::new(tls).with_drwa(tuning.drwa);
+                let dial = DirectConnector::new(tls)
+                    .with_drwa(tuning.drwa)
+                    .with_local_hosts(self.local_hosts.clone());
                 TransferTransport::Direct(dial.with_receive_buffer(window))
             }
             (None, _, _, None) => unreachable!("a download without a proxy has its own trust"),
@@ -382,10 +389,14 @@ fn end_to_end(
     Ok(Some(whom))
 }
 
-/// Whether a web download may use D2TP to the same origin: over free links only, and only if nothing in
-/// it is meant for the web server alone.
+/// Whether a web download may use D2TP to the same origin: over free links only, and only if nothing in it is meant
+/// for the web server alone. The address that an origin announces for D2TP is not checked, so a download that must
+/// not lead into local networks stays with the web server.
 fn may_go_end_to_end(order: &TransferOrder, job: &TransferJob) -> bool {
-    job.terms.policy == CostPolicy::FreeOnly && !carries_credentials(job) && !order.sealed
+    job.terms.policy == CostPolicy::FreeOnly
+        && !carries_credentials(job)
+        && !order.sealed
+        && order.local_hosts.is_any()
 }
 
 /// Which host talks to the origin. No proxy sees the user's credentials unless the user asks for it.

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use url::Url;
 
+use crate::parsed_feed::SkippedItems;
 use crate::rule::ChannelRule;
 
 /// Number of a channel in this library.
@@ -63,4 +64,6 @@ pub struct Channel {
     pub refreshed_at: Option<Timestamp>,
     /// When the feed is read next; none if it is gone for good.
     pub next_refresh_at: Option<Timestamp>,
+    /// Items of the feed that are no episodes here.
+    pub skipped: SkippedItems,
 }

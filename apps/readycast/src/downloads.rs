@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use jiff::{Timestamp, Zoned};
-use rusqlite::{Transaction, named_params, params};
+use rusqlite::{Connection, OptionalExtension, Row, Transaction, named_params, params};
 use serde::Serialize;
 use url::Url;
 
@@ -23,16 +23,34 @@ use crate::channel::ChannelId;
 use crate::episode::{EpisodeDeadline, EpisodeId, EpisodeState};
 use crate::episodes::found;
 use crate::library::{Library, LibraryError, json, optional_time, seconds, time, url};
+use crate::local_host::local_host_of;
 use crate::refresh::refused_enclosure;
 use crate::rule::{ChannelRule, DownloadSchedule};
 
 /// Time until a failed download is tried again; it doubles with each failure, up to a day.
 pub const DOWNLOAD_RETRY: Duration = Duration::from_secs(10 * 60);
 
+/// Channels that are planned before others have the database.
+const PLAN_BATCH: usize = 500; // a guess: some ms
+
 const DAY: Duration = Duration::from_secs(24 * 3_600);
 
 /// Policy of downloads that are wanted whenever a network is free.
 const WHEN_FREE_POLICY: &str = "free-only";
+
+/// Where the audio or video of an episode comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct EpisodeSource {
+    /// The enclosure.
+    pub url: Url,
+    /// Value of `Authorization`, if the enclosure is of the feed's own origin.
+    #[serde(skip)]
+    pub authorization: Option<String>,
+    /// The host of a local network that the download may lead to: the feed's own, if the user subscribed to it there.
+    pub local_host: Option<String>,
+    /// Why the enclosure is not fetched, in a sentence; none if it is.
+    pub refused: Option<String>,
+}
 
 /// A download that is to begin.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -48,12 +66,9 @@ pub struct PlannedDownload {
     /// Publication of the episode.
     pub published: Timestamp,
     /// What to fetch.
-    pub url: Url,
+    pub source: EpisodeSource,
     /// Media type as the feed says it.
     pub media_type: Option<String>,
-    /// Value of `Authorization`, if the enclosure is of the feed's own host.
-    #[serde(skip)]
-    pub authorization: Option<String>,
     /// By when; none for no deadline.
     pub deadline: Option<Timestamp>,
     /// Policy, as `--policy` takes it; none for the device's own.
@@ -119,7 +134,6 @@ pub enum DownloadOutcome {
 /// An episode and its channel, as planning sees it.
 struct Candidate {
     planned: PlannedDownload,
-    feed: Url,
     state: EpisodeState,
     played: bool,
     position_ms: i64,
@@ -135,17 +149,61 @@ impl Library {
     /// # Errors
     /// The database fails.
     pub fn planned_downloads(&self, now: &Zoned) -> Result<DownloadPlan, LibraryError> {
-        let mut plan = DownloadPlan::default();
-        let mut connection = self.lock();
-        let transaction = connection.transaction()?;
-        for (channel, rule) in channel_rules(&transaction)? {
-            let candidates = candidates(&transaction, channel, &rule)?;
-            plan_channel(&transaction, candidates, &rule, now, &mut plan)?;
+        let rules = channel_rules(&self.lock())?;
+        self.plan(&rules, now)
+    }
+
+    /// What is to be fetched and removed now of these channels.
+    ///
+    /// # Errors
+    /// The database fails.
+    pub fn planned_downloads_of(
+        &self,
+        channels: &[ChannelId],
+        now: &Zoned,
+    ) -> Result<DownloadPlan, LibraryError> {
+        let mut rules = Vec::new();
+        for channel in channels {
+            rules.extend(channel_rule(&self.lock(), *channel)?);
         }
-        transaction.commit()?;
+        self.plan(&rules, now)
+    }
+
+    /// Plans channel by channel. Others have the database after each [`PLAN_BATCH`] of them.
+    fn plan(
+        &self,
+        rules: &[(ChannelId, ChannelRule)],
+        now: &Zoned,
+    ) -> Result<DownloadPlan, LibraryError> {
+        let mut plan = DownloadPlan::default();
+        for batch in rules.chunks(PLAN_BATCH) {
+            let mut connection = self.lock();
+            let transaction = connection.transaction()?;
+            for (channel, rule) in batch {
+                let candidates = candidates(&transaction, *channel, rule)?;
+                plan_channel(&transaction, candidates, rule, now, &mut plan)?;
+            }
+            transaction.commit()?;
+        }
         plan.start
             .sort_by_key(|p| (p.deadline.unwrap_or(Timestamp::MAX), p.published, p.episode));
         Ok(plan)
+    }
+
+    /// Where an episode comes from; none if there is no such one.
+    ///
+    /// # Errors
+    /// The database fails.
+    pub fn episode_source(
+        &self,
+        episode: EpisodeId,
+    ) -> Result<Option<EpisodeSource>, LibraryError> {
+        let connection = self.lock();
+        let mut query = connection.prepare_cached(
+            "SELECT e.enclosure, c.url AS feed, c.authorization, c.local_host FROM episodes e
+             JOIN channels c ON c.id = e.channel WHERE e.id = ?1",
+        )?;
+        Ok(query.query_row([episode.0], source).optional()?)
     }
 
     /// Notes that a download begins into `file`, before the agent is asked: what ends in between is found by
@@ -168,6 +226,22 @@ impl Library {
                 file.to_string_lossy(),
                 deadline.map(seconds),
             ],
+        )?;
+        found(changed, episode)
+    }
+
+    /// Notes that a download has another deadline.
+    ///
+    /// # Errors
+    /// There is no such episode, or the database fails.
+    pub fn set_download_deadline(
+        &self,
+        episode: EpisodeId,
+        deadline: Option<Timestamp>,
+    ) -> Result<(), LibraryError> {
+        let changed = self.lock().execute(
+            "UPDATE episodes SET deadline = ?2 WHERE id = ?1",
+            params![episode.0, deadline.map(seconds)],
         )?;
         found(changed, episode)
     }
@@ -232,6 +306,24 @@ impl Library {
         found(remove_file(&connection, episode)?, episode)
     }
 
+    /// Episodes that are ready, with their files.
+    ///
+    /// # Errors
+    /// The database fails.
+    pub fn ready_files(&self) -> Result<Vec<(EpisodeId, PathBuf)>, LibraryError> {
+        let connection = self.lock();
+        let mut query = connection.prepare_cached(
+            "SELECT id, file FROM episodes WHERE state = ?1 AND file IS NOT NULL",
+        )?;
+        let rows = query.query_map([EpisodeState::Ready.number()], |row| {
+            Ok((
+                EpisodeId(row.get(0)?),
+                PathBuf::from(row.get::<_, String>(1)?),
+            ))
+        })?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
     /// Downloads that have begun and not ended, by deadline.
     ///
     /// # Errors
@@ -255,7 +347,7 @@ impl Library {
     }
 }
 
-fn remove_file(connection: &rusqlite::Connection, episode: EpisodeId) -> rusqlite::Result<usize> {
+fn remove_file(connection: &Connection, episode: EpisodeId) -> rusqlite::Result<usize> {
     connection.execute(
         "UPDATE episodes SET state = ?2, job = NULL, file = NULL, file_bytes = NULL, sha256 = NULL,
          deadline = NULL, own_deadline = NULL WHERE id = ?1",
@@ -296,12 +388,33 @@ fn note_failure(
     )
 }
 
-fn channel_rules(transaction: &Transaction<'_>) -> rusqlite::Result<Vec<(ChannelId, ChannelRule)>> {
-    let mut query = transaction.prepare_cached("SELECT id, rule FROM channels ORDER BY id")?;
-    let rows = query.query_map([], |row| {
-        Ok((ChannelId(row.get("id")?), json::<ChannelRule>(row, "rule")?))
-    })?;
-    rows.collect()
+fn channel_rules(connection: &Connection) -> rusqlite::Result<Vec<(ChannelId, ChannelRule)>> {
+    let mut query = connection.prepare_cached("SELECT id, rule FROM channels ORDER BY id")?;
+    query.query_map([], rule_row)?.collect()
+}
+
+fn channel_rule(
+    connection: &Connection,
+    channel: ChannelId,
+) -> rusqlite::Result<Option<(ChannelId, ChannelRule)>> {
+    let mut query = connection.prepare_cached("SELECT id, rule FROM channels WHERE id = ?1")?;
+    query.query_row([channel.0], rule_row).optional()
+}
+
+fn rule_row(row: &Row<'_>) -> rusqlite::Result<(ChannelId, ChannelRule)> {
+    Ok((ChannelId(row.get("id")?), json(row, "rule")?))
+}
+
+/// The source of an episode in a row with the columns `enclosure`, `feed`, `authorization` and `local_host`.
+fn source(row: &Row<'_>) -> rusqlite::Result<EpisodeSource> {
+    let (feed, enclosure) = (url(row, "feed")?, url(row, "enclosure")?);
+    let authorization: Option<String> = row.get("authorization")?;
+    Ok(EpisodeSource {
+        authorization: authorization.filter(|_| feed.origin() == enclosure.origin()),
+        local_host: local_host_of(&feed, row.get("local_host")?),
+        refused: refused_enclosure(&enclosure, &feed),
+        url: enclosure,
+    })
 }
 
 /// Episodes of a channel that a plan can concern: the newest, those with a file, and those asked for.
@@ -311,7 +424,7 @@ fn candidates(
     rule: &ChannelRule,
 ) -> rusqlite::Result<Vec<Candidate>> {
     let mut query = transaction.prepare_cached(
-        "SELECT e.*, c.title AS channel_title, c.url AS feed, c.authorization FROM episodes e
+        "SELECT e.*, c.title AS channel_title, c.url AS feed, c.authorization, c.local_host FROM episodes e
          JOIN channels c ON c.id = e.channel
          WHERE e.channel = :channel AND (
             e.state = :ready OR e.own_deadline IS NOT NULL OR e.id IN (
@@ -327,13 +440,10 @@ fn candidates(
             ":latest": rule.keep.latest,
         },
         |row| {
-            let feed = url(row, "feed")?;
-            let enclosure = url(row, "enclosure")?;
             let bytes: Option<i64> = match row.get("file_bytes")? {
                 Some(bytes) => Some(bytes),
                 None => row.get("feed_bytes")?,
             };
-            let is_own_host = feed.origin() == enclosure.origin();
             Ok(Candidate {
                 planned: PlannedDownload {
                     episode: EpisodeId(row.get("id")?),
@@ -341,15 +451,11 @@ fn candidates(
                     channel_title: row.get("channel_title")?,
                     title: row.get("title")?,
                     published: time(row, "published")?,
-                    url: enclosure,
+                    source: source(row)?,
                     media_type: row.get("media_type")?,
-                    authorization: row
-                        .get::<_, Option<String>>("authorization")?
-                        .filter(|_| is_own_host),
                     deadline: None,
                     policy: None,
                 },
-                feed,
                 state: EpisodeState::from_number(row.get("state")?),
                 played: row.get("played")?,
                 position_ms: row.get("position_ms")?,
@@ -415,7 +521,7 @@ fn plan_start(
     plan: &mut DownloadPlan,
 ) -> rusqlite::Result<()> {
     let mut planned = candidate.planned;
-    if let Some(problem) = refused_enclosure(&planned.url, &candidate.feed) {
+    if let Some(problem) = &planned.source.refused {
         transaction.execute(
             "UPDATE episodes SET state = ?2, problem = ?3, own_deadline = NULL WHERE id = ?1",
             params![planned.episode.0, EpisodeState::Failed.number(), problem],
@@ -426,7 +532,8 @@ fn plan_start(
         match candidate.retry_at {
             // It failed for good.
             None => return Ok(()),
-            Some(at) if at > now.timestamp() => {
+            // One that is further away than any wait was set by a clock that was wrong.
+            Some(at) if at > now.timestamp() && at <= now.timestamp() + DAY => {
                 let next = plan.next_retry_at.unwrap_or(at).min(at);
                 plan.next_retry_at = Some(next);
                 return Ok(());

@@ -14,8 +14,10 @@ mod episode;
 mod episodes;
 mod feed;
 mod library;
+mod local_host;
 mod opml;
 mod parsed_feed;
+mod podcast_index;
 mod refresh;
 mod rule;
 mod subscriptions;
@@ -23,21 +25,25 @@ mod transfer_log;
 
 pub use channel::{Channel, ChannelId, ChannelSummary};
 pub use downloads::{
-    ActiveDownload, DOWNLOAD_RETRY, DownloadOutcome, DownloadPlan, PlannedDownload, UnwantedFile,
+    ActiveDownload, DOWNLOAD_RETRY, DownloadOutcome, DownloadPlan, EpisodeSource, PlannedDownload,
+    UnwantedFile,
 };
 pub use episode::{
     Episode, EpisodeDeadline, EpisodeId, EpisodeQuery, EpisodeState, EpisodeSummary,
 };
 pub use feed::parse_feed;
 pub use library::{Library, LibraryError};
+pub use local_host::is_local_url;
 pub use opml::{OPML_FEEDS_MAX, feed_links_of_page, read_opml, write_opml};
 pub use parsed_feed::{
     FEED_BYTES_MAX, FEED_EPISODES_MAX, FeedError, NOTES_BYTES_MAX, OpmlFeed, OpmlImport,
     ParsedEpisode, ParsedFeed, SkippedItems, TITLE_BYTES_MAX,
 };
+pub use podcast_index::{INDEX_PODCASTS_MAX, IndexImport, IndexedPodcast, PodcastIndex};
 pub use refresh::{
     REFRESH_INTERVAL, REFRESH_INTERVAL_MAX, REFRESH_RETRY, RefreshOutcome, RefreshReport,
     RefreshRequest,
 };
 pub use rule::{ChannelRule, DownloadSchedule, KEEP_LATEST_DEFAULT, KeepRule, WeekdaySet};
+pub use subscriptions::{IMPORT_BATCH, IMPORT_READ_AT_ONCE, ImportedFeeds};
 pub use transfer_log::{TRANSFER_LOG_ENTRIES_MAX, TransferLogEntry};

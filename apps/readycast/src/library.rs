@@ -22,6 +22,7 @@ use rusqlite::{Connection, Row, TransactionBehavior};
 use url::Url;
 
 use crate::parsed_feed::FeedError;
+use crate::podcast_index::private_file;
 
 /// Name of the database within its folder.
 const FILE_NAME: &str = "library.sqlite";
@@ -30,7 +31,7 @@ const FILE_NAME: &str = "library.sqlite";
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The steps from an empty database to today's schema. A step that was released never changes.
-const MIGRATIONS: [&str; 1] = [include_str!("schema_1.sql")];
+const MIGRATIONS: [&str; 2] = [include_str!("schema_1.sql"), include_str!("schema_3.sql")];
 
 /// Why the library cannot do what it was asked for.
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +65,22 @@ pub enum LibraryError {
     /// An address that is no feed's.
     #[error("{0} is no address of a feed: only http and https are read")]
     Scheme(Url),
+    /// A copy of the library that cannot be written.
+    #[error("cannot write the copy {}: {why}", file.display())]
+    Backup {
+        /// The copy.
+        file: PathBuf,
+        /// Why it cannot be written, in words.
+        why: String,
+    },
+    /// An index of podcasts that cannot be read or written.
+    #[error("the index of podcasts {} cannot be used: {why}", file.display())]
+    Index {
+        /// The index, or the database that it is made from.
+        file: PathBuf,
+        /// Why it cannot be used, in words.
+        why: String,
+    },
     /// A feed that cannot be read.
     #[error(transparent)]
     Feed(#[from] FeedError),
@@ -104,6 +121,35 @@ impl Library {
         Ok(Library {
             connection: Arc::new(Mutex::new(connection)),
         })
+    }
+
+    /// Writes a copy of the library into a file that does not exist yet, while the library is in use. Only its owner can
+    /// read it. To go back to it, it takes the library's place while no agent runs.
+    ///
+    /// # Errors
+    /// The file exists, or there is no room for it.
+    pub fn backup(&self, file: &Path) -> Result<(), LibraryError> {
+        let failed = |error: &dyn std::fmt::Display| LibraryError::Backup {
+            file: file.to_owned(),
+            why: error.to_string(),
+        };
+        let library = self.lock().path().map(PathBuf::from).unwrap_or_default();
+        // Apart from the connection that others use.
+        let connection = Connection::open(library)?;
+        connection.busy_timeout(BUSY_TIMEOUT)?;
+        private_file(file).map_err(|error| failed(&error))?;
+        let written = connection
+            .execute("VACUUM INTO ?1", [file.to_string_lossy()])
+            .map_err(|error| failed(&error))
+            .and_then(|_| {
+                let synced = std::fs::File::open(file).and_then(|file| file.sync_all());
+                synced.map_err(|error| failed(&error))
+            });
+        if written.is_err() {
+            // Half of a copy is none.
+            let _ = std::fs::remove_file(file);
+        }
+        written
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Connection> {

@@ -11,14 +11,15 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use rusqlite::{OptionalExtension, Transaction, params};
+use rusqlite::{OptionalExtension, Row, Transaction, named_params, params};
 use serde::Serialize;
-use url::{Host, Url};
+use url::Url;
 
 use crate::channel::ChannelId;
-use crate::episode::EpisodeState;
+use crate::episode::{EpisodeId, EpisodeState};
 use crate::feed::parse_feed;
-use crate::library::{Library, LibraryError, optional_time, seconds, url};
+use crate::library::{Library, LibraryError, optional_time, seconds, to_json, url};
+use crate::local_host::{is_local_url, local_host_of};
 use crate::parsed_feed::{ParsedEpisode, ParsedFeed, SkippedItems};
 
 /// Time between two refreshes of a feed that asks for no other.
@@ -29,6 +30,9 @@ pub const REFRESH_INTERVAL_MAX: Duration = Duration::from_secs(24 * 3_600);
 
 /// Time until a failed refresh is tried again; it doubles with each failure, up to [`REFRESH_INTERVAL_MAX`].
 pub const REFRESH_RETRY: Duration = Duration::from_secs(15 * 60);
+
+/// The furthest that a refresh is ever set ahead, in seconds: the longest interval and its spread.
+const FURTHEST_S: i64 = 24 * 3_600 * 11 / 10;
 
 /// Moves of a feed to other addresses that are followed within a day.
 const MOVES_PER_DAY_MAX: u32 = 5;
@@ -46,6 +50,8 @@ pub struct RefreshRequest {
     pub last_modified: Option<String>,
     /// Value of `Authorization`, for this host only.
     pub authorization: Option<String>,
+    /// The host of a local network that the feed may lead to: its own, if the user subscribed to it there.
+    pub local_host: Option<String>,
 }
 
 /// What came of fetching a feed.
@@ -91,7 +97,8 @@ pub struct RefreshReport {
 }
 
 impl Library {
-    /// Feeds that are due at `now`, those that wait longest first.
+    /// Feeds that are due at `now`, those that wait longest first. One whose time is further away than any wait is due
+    /// too: the clock was wrong when it was set.
     ///
     /// # Errors
     /// The database fails.
@@ -102,30 +109,45 @@ impl Library {
     ) -> Result<Vec<RefreshRequest>, LibraryError> {
         let connection = self.lock();
         let mut query = connection.prepare_cached(
-            "SELECT id, url, etag, last_modified, authorization FROM channels
-             WHERE next_refresh_at <= ?1 ORDER BY next_refresh_at, id LIMIT ?2",
+            "SELECT id, url, etag, last_modified, authorization, local_host FROM channels
+             WHERE next_refresh_at <= ?1 OR next_refresh_at > ?2
+             ORDER BY next_refresh_at, id LIMIT ?3",
         )?;
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        let rows = query.query_map(params![seconds(now), limit], |row| {
-            Ok(RefreshRequest {
-                channel: ChannelId(row.get("id")?),
-                url: url(row, "url")?,
-                etag: row.get("etag")?,
-                last_modified: row.get("last_modified")?,
-                authorization: row.get("authorization")?,
-            })
-        })?;
+        let now = seconds(now);
+        let rows = query.query_map(params![now, now + FURTHEST_S, limit], refresh_request)?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// When the next feed is due; none if none ever is.
+    /// The feed of a channel if it is due at `now`, as [`Library::due_refreshes`] has it.
     ///
     /// # Errors
     /// The database fails.
-    pub fn next_refresh_at(&self) -> Result<Option<Timestamp>, LibraryError> {
+    pub fn due_refresh(
+        &self,
+        channel: ChannelId,
+        now: Timestamp,
+    ) -> Result<Option<RefreshRequest>, LibraryError> {
         let connection = self.lock();
-        let sql = "SELECT min(next_refresh_at) AS at FROM channels";
-        Ok(connection.query_row(sql, [], |row| optional_time(row, "at"))?)
+        let mut query = connection.prepare_cached(
+            "SELECT id, url, etag, last_modified, authorization, local_host FROM channels
+             WHERE id = ?1 AND (next_refresh_at <= ?2 OR next_refresh_at > ?3)",
+        )?;
+        let now = seconds(now);
+        let of_channel = params![channel.0, now, now + FURTHEST_S];
+        let found = query.query_row(of_channel, refresh_request);
+        Ok(found.optional()?)
+    }
+
+    /// When the next feed is due after `now`; none if none is.
+    ///
+    /// # Errors
+    /// The database fails.
+    pub fn next_refresh_after(&self, now: Timestamp) -> Result<Option<Timestamp>, LibraryError> {
+        let connection = self.lock();
+        let sql = "SELECT min(next_refresh_at) AS at FROM channels WHERE next_refresh_at > ?1";
+        let next = connection.query_row(sql, [seconds(now)], |row| optional_time(row, "at"));
+        Ok(next?)
     }
 
     /// Makes a feed due now; all feeds if `channel` is none. One that is gone is asked for once more.
@@ -140,6 +162,26 @@ impl Library {
         self.lock().execute(
             "UPDATE channels SET next_refresh_at = ?1 WHERE ?2 IS NULL OR id = ?2",
             params![seconds(now), channel.map(|c| c.0)],
+        )?;
+        Ok(())
+    }
+
+    /// Makes the feed of an episode due, because the origin refused the episode: the feed may have a newer address. Only
+    /// if the feed was not read since `since`, when the download began.
+    ///
+    /// # Errors
+    /// The database fails.
+    pub fn refresh_for_episode(
+        &self,
+        episode: EpisodeId,
+        since: Timestamp,
+        now: Timestamp,
+    ) -> Result<(), LibraryError> {
+        self.lock().execute(
+            "UPDATE channels SET next_refresh_at = ?3
+             WHERE id = (SELECT channel FROM episodes WHERE id = ?1)
+             AND ifnull(refreshed_at, 0) <= ?2 AND next_refresh_at IS NOT NULL",
+            params![episode.0, seconds(since), seconds(now)],
         )?;
         Ok(())
     }
@@ -233,6 +275,18 @@ impl Library {
     }
 }
 
+fn refresh_request(row: &Row<'_>) -> rusqlite::Result<RefreshRequest> {
+    let url = url(row, "url")?;
+    Ok(RefreshRequest {
+        channel: ChannelId(row.get("id")?),
+        local_host: local_host_of(&url, row.get("local_host")?),
+        url,
+        etag: row.get("etag")?,
+        last_modified: row.get("last_modified")?,
+        authorization: row.get("authorization")?,
+    })
+}
+
 fn failed(problem: String) -> RefreshReport {
     RefreshReport {
         problem: Some(problem),
@@ -298,8 +352,8 @@ fn store_feed(
     now: Timestamp,
 ) -> rusqlite::Result<RefreshReport> {
     transaction.execute(
-        "UPDATE channels SET title = ?2, author = ?3, description = ?4, site = ?5, image = ?6
-         WHERE id = ?1",
+        "UPDATE channels SET title = ?2, author = ?3, description = ?4, site = ?5, image = ?6,
+         skipped = ?7 WHERE id = ?1",
         params![
             channel.0,
             feed.title,
@@ -307,6 +361,7 @@ fn store_feed(
             feed.description,
             feed.site.as_ref().map(Url::as_str),
             feed.image.as_ref().map(Url::as_str),
+            to_json(&feed.skipped),
         ],
     )?;
     let mut report = RefreshReport {
@@ -319,7 +374,8 @@ fn store_feed(
         let problem = refused_enclosure(&episode.enclosure, address);
         match known {
             Some(id) => {
-                let is_changed = update_episode(transaction, id, episode, problem.as_deref())?;
+                let is_changed = update_episode(transaction, id, episode, problem.as_deref(), now)?;
+                update_published(transaction, id, episode, now)?;
                 report.changed += u32::from(is_changed);
             }
             None => {
@@ -398,6 +454,7 @@ fn update_episode(
     id: i64,
     episode: &ParsedEpisode,
     problem: Option<&str>,
+    now: Timestamp,
 ) -> rusqlite::Result<bool> {
     let mut update = transaction.prepare_cached(
         "UPDATE episodes SET guid = ?2, title = ?3, enclosure = ?4, media_type = coalesce(?5, media_type),
@@ -424,25 +481,49 @@ fn update_episode(
     ])?;
     let notes_changed = store_notes(transaction, id, &episode.notes)?;
     if changed > 0 {
-        // What was refused or failed by its old address may be had by the new one.
-        let state = match problem {
-            Some(_) => EpisodeState::Failed,
-            None => EpisodeState::New,
-        };
-        transaction
-            .prepare_cached(
-                "UPDATE episodes SET state = ?2, problem = ?3, failures = 0, retry_at = NULL
-                 WHERE id = ?1 AND state IN (?4, ?5)",
-            )?
-            .execute(params![
-                id,
-                state.number(),
-                problem,
-                EpisodeState::New.number(),
-                EpisodeState::Failed.number(),
-            ])?;
+        retry_changed(transaction, id, problem, now)?;
     }
     Ok(changed > 0 || notes_changed)
+}
+
+/// Has an episode that was refused or failed tried by what the feed says of it now: at once after the first failure,
+/// later after further ones, for feeds whose addresses are new each time.
+fn retry_changed(
+    transaction: &Transaction<'_>,
+    id: i64,
+    problem: Option<&str>,
+    now: Timestamp,
+) -> rusqlite::Result<()> {
+    const SQL: &str = "UPDATE episodes SET
+        state = CASE WHEN :problem IS NOT NULL THEN :failed WHEN failures < 2 THEN :new ELSE state END,
+        problem = CASE WHEN :problem IS NULL AND failures >= 2 THEN problem ELSE :problem END,
+        retry_at = CASE WHEN failures < 2 THEN NULL ELSE ifnull(retry_at, :later) END
+        WHERE id = :id AND state IN (:new, :failed)";
+    transaction.prepare_cached(SQL)?.execute(named_params! {
+        ":id": id,
+        ":problem": problem,
+        ":new": EpisodeState::New.number(),
+        ":failed": EpisodeState::Failed.number(),
+        ":later": seconds(now) + REFRESH_INTERVAL_MAX.as_secs() as i64,
+    })?;
+    Ok(())
+}
+
+/// Gives an episode the feed's date if it had another: the clock was wrong, or the feed was. A date in the future
+/// would keep an episode at the top for years.
+fn update_published(
+    transaction: &Transaction<'_>,
+    id: i64,
+    episode: &ParsedEpisode,
+    now: Timestamp,
+) -> rusqlite::Result<()> {
+    transaction
+        .prepare_cached(
+            "UPDATE episodes SET published = min(ifnull(?2, published), ?3)
+             WHERE id = ?1 AND published <> min(ifnull(?2, published), ?3)",
+        )?
+        .execute(params![id, episode.published.map(seconds), seconds(now)])?;
+    Ok(())
 }
 
 fn store_notes(transaction: &Transaction<'_>, id: i64, notes: &str) -> rusqlite::Result<bool> {
@@ -468,7 +549,7 @@ fn move_channel(
             "the feed says that it moved to {to}, which is not read; it stays at {from}"
         )));
     }
-    if is_private(to) && !is_private(from) {
+    if is_local_url(to) && to.host() != from.host() {
         return Ok(Err(format!(
             "the feed says that it moved to {to}, an address of a local network; it stays at {from}"
         )));
@@ -488,8 +569,8 @@ fn move_channel(
     let day = i64::try_from(REFRESH_INTERVAL_MAX.as_secs()).unwrap_or(i64::MAX);
     let moves: u32 = transaction.query_row(
         "UPDATE channels SET
-         moves = CASE WHEN moved_since < ?2 - ?3 THEN 1 ELSE moves + 1 END,
-         moved_since = CASE WHEN moved_since < ?2 - ?3 THEN ?2 ELSE moved_since END
+         moves = CASE WHEN moved_since BETWEEN ?2 - ?3 AND ?2 THEN moves + 1 ELSE 1 END,
+         moved_since = CASE WHEN moved_since BETWEEN ?2 - ?3 AND ?2 THEN moved_since ELSE ?2 END
          WHERE id = ?1 RETURNING moves",
         params![channel.0, seconds(now), day],
         |row| row.get(0),
@@ -503,8 +584,14 @@ fn move_channel(
     let keeps_password = to.origin() == from.origin();
     transaction.execute(
         "UPDATE channels SET url = ?2, etag = NULL, last_modified = NULL,
-         authorization = CASE WHEN ?3 THEN authorization END WHERE id = ?1",
-        params![channel.0, to.as_str(), keeps_password],
+         authorization = CASE WHEN ?3 THEN authorization END,
+         local_host = CASE WHEN ?4 THEN local_host END WHERE id = ?1",
+        params![
+            channel.0,
+            to.as_str(),
+            keeps_password,
+            to.host() == from.host()
+        ],
     )?;
     Ok(Ok(()))
 }
@@ -516,41 +603,10 @@ pub(crate) fn refused_enclosure(enclosure: &Url, feed: &Url) -> Option<String> {
             "the feed names {enclosure}, which is not fetched: only http and https are"
         ));
     }
-    if is_private(enclosure) && enclosure.host() != feed.host() {
+    if is_local_url(enclosure) && enclosure.host() != feed.host() {
         return Some(format!(
             "the feed names {enclosure}, an address of a local network that the feed is not in; it is not fetched"
         ));
     }
     None
-}
-
-/// Whether an address names this machine or a local network by itself, without a look-up.
-fn is_private(address: &Url) -> bool {
-    match address.host() {
-        Some(Host::Ipv4(ip)) => is_private_ipv4(ip),
-        Some(Host::Ipv6(ip)) => match ip.to_ipv4() {
-            Some(ip) => is_private_ipv4(ip),
-            None => {
-                ip.is_loopback()
-                    || ip.is_unspecified()
-                    || ip.is_unique_local()
-                    || ip.is_unicast_link_local()
-            }
-        },
-        Some(Host::Domain(name)) => {
-            let name = name.trim_end_matches('.');
-            name == "localhost" || name.ends_with(".localhost") || name.ends_with(".local")
-        }
-        None => true,
-    }
-}
-
-fn is_private_ipv4(ip: std::net::Ipv4Addr) -> bool {
-    ip.is_loopback()
-        || ip.is_private()
-        || ip.is_link_local()
-        || ip.is_unspecified()
-        || ip.is_broadcast()
-        // Shared address space, RFC 6598.
-        || (ip.octets()[0] == 100 && ip.octets()[1] & 0xc0 == 64)
 }

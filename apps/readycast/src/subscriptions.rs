@@ -1,9 +1,10 @@
 //! Channels of the library: subscribing, listing, rules.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use jiff::Timestamp;
-use rusqlite::{OptionalExtension, Row, named_params, params};
+use rusqlite::{OptionalExtension, Row, Transaction, named_params, params};
 use url::Url;
 
 use crate::channel::{Channel, ChannelId, ChannelSummary};
@@ -11,7 +12,24 @@ use crate::episode::EpisodeState;
 use crate::library::{
     Library, LibraryError, json, optional_time, optional_url, seconds, time, to_json, url,
 };
-use crate::rule::ChannelRule;
+use crate::parsed_feed::OpmlFeed;
+use crate::refresh::REFRESH_INTERVAL;
+use crate::rule::{ChannelRule, DownloadSchedule};
+
+/// Feeds of an import that are stored in one transaction.
+pub const IMPORT_BATCH: usize = 500; // measured: 10,000 feeds take 20 syncs of the disk; one holds others up for some ms
+
+/// New feeds of an import that are due at once; the others follow within an hour.
+pub const IMPORT_READ_AT_ONCE: usize = 100; // a guess: what people subscribe to
+
+/// What came of an import of subscriptions.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ImportedFeeds {
+    /// Feeds of the list that are subscribed to now.
+    pub feeds: usize,
+    /// Feeds that were left out, each with the reason.
+    pub skipped: Vec<String>,
+}
 
 /// Columns of a [`ChannelSummary`], with counts.
 const SUMMARY: &str = "c.id, c.url, c.title, c.author, c.rule, c.problem,
@@ -28,30 +46,88 @@ impl Library {
     /// # Errors
     /// The address is not one of HTTP, or the database fails.
     pub fn subscribe(&self, url: &Url, now: Timestamp) -> Result<ChannelId, LibraryError> {
-        let (url, authorization) = split_credentials(url);
-        if !matches!(url.scheme(), "http" | "https") || url.host().is_none() {
-            return Err(LibraryError::Scheme(url));
-        }
+        let new = NewChannel::of(url, "")?;
         let mut connection = self.lock();
         let transaction = connection.transaction()?;
-        transaction.execute(
-            "INSERT INTO channels (url, title, rule, added_at, next_refresh_at)
-             VALUES (?1, ?1, ?2, ?3, ?3) ON CONFLICT (url) DO NOTHING",
-            params![url.as_str(), to_json(&ChannelRule::default()), seconds(now)],
-        )?;
-        if let Some(authorization) = authorization {
-            transaction.execute(
-                "UPDATE channels SET authorization = ?2, next_refresh_at = ?3 WHERE url = ?1",
-                params![url.as_str(), authorization, seconds(now)],
-            )?;
-        }
+        new.insert(&transaction, now, now)?;
         let id = transaction.query_row(
             "SELECT id FROM channels WHERE url = ?1",
-            [url.as_str()],
+            [new.url.as_str()],
             |row| row.get(0),
         )?;
         transaction.commit()?;
         Ok(ChannelId(id))
+    }
+
+    /// Subscribes to all feeds of a list. The first [`IMPORT_READ_AT_ONCE`] new ones are due at once, the others spread
+    /// over an hour. The database is free for others after each [`IMPORT_BATCH`] of them; a list that breaks off in the
+    /// middle can be imported again.
+    ///
+    /// # Errors
+    /// The database fails.
+    pub fn subscribe_all(
+        &self,
+        feeds: &[OpmlFeed],
+        now: Timestamp,
+    ) -> Result<ImportedFeeds, LibraryError> {
+        let mut imported = ImportedFeeds::default();
+        let later = feeds.len().saturating_sub(IMPORT_READ_AT_ONCE).max(1) as u64;
+        let mut added: usize = 0;
+        for batch in feeds.chunks(IMPORT_BATCH) {
+            let mut connection = self.lock();
+            let transaction = connection.transaction()?;
+            for feed in batch {
+                let new = match NewChannel::of(&feed.url, &feed.title) {
+                    Ok(new) => new,
+                    Err(error) => {
+                        imported.skipped.push(error.to_string());
+                        continue;
+                    }
+                };
+                let place = added.saturating_sub(IMPORT_READ_AT_ONCE) as u64;
+                let wait = REFRESH_INTERVAL.as_secs() * place / later;
+                let due = now + Duration::from_secs(wait);
+                added += usize::from(new.insert(&transaction, due, now)?);
+                imported.feeds += 1;
+            }
+            transaction.commit()?;
+        }
+        Ok(imported)
+    }
+
+    /// Whether episodes of any channel are wanted without being asked for.
+    ///
+    /// # Errors
+    /// The database fails.
+    pub fn has_scheduled_channels(&self) -> Result<bool, LibraryError> {
+        let connection = self.lock();
+        let mut query = connection.prepare_cached("SELECT DISTINCT rule FROM channels")?;
+        let rules = query.query_map([], |row| json::<ChannelRule>(row, "rule"))?;
+        for rule in rules {
+            if rule?.schedule != DownloadSchedule::Manual {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Lets a channel lead to the host of its feed although that is at an address of a local network: the user
+    /// subscribed to it there.
+    ///
+    /// # Errors
+    /// There is no such channel, or the database fails.
+    pub fn allow_local_host(&self, channel: ChannelId) -> Result<(), LibraryError> {
+        let mut connection = self.lock();
+        let transaction = connection.transaction()?;
+        let sql = "SELECT url FROM channels WHERE id = ?1";
+        let feed = transaction.query_row(sql, [channel.0], |row| url(row, "url"));
+        let feed = feed.optional()?.ok_or(LibraryError::NoChannel(channel.0))?;
+        transaction.execute(
+            "UPDATE channels SET local_host = ?2 WHERE id = ?1",
+            params![channel.0, feed.host_str()],
+        )?;
+        transaction.commit()?;
+        Ok(())
     }
 
     /// Removes a channel with its episodes; returns the files of the episodes, which the caller removes.
@@ -97,7 +173,7 @@ impl Library {
         let connection = self.lock();
         let mut query = connection.prepare_cached(&format!(
             "SELECT {SUMMARY}, c.description, c.site, c.image, c.added_at, c.refreshed_at,
-             c.next_refresh_at FROM channels c WHERE c.id = ?1"
+             c.next_refresh_at, c.skipped FROM channels c WHERE c.id = ?1"
         ))?;
         let found = query.query_row([channel.0], |row| {
             Ok(Channel {
@@ -108,6 +184,7 @@ impl Library {
                 added_at: time(row, "added_at")?,
                 refreshed_at: optional_time(row, "refreshed_at")?,
                 next_refresh_at: optional_time(row, "next_refresh_at")?,
+                skipped: json(row, "skipped")?,
             })
         });
         Ok(found.optional()?)
@@ -173,6 +250,61 @@ impl Library {
     }
 }
 
+/// A channel that is subscribed to.
+struct NewChannel {
+    url: Url,
+    authorization: Option<String>,
+    title: String,
+}
+
+impl NewChannel {
+    /// The channel of an address; an empty title is the address.
+    fn of(url: &Url, title: &str) -> Result<NewChannel, LibraryError> {
+        let (url, authorization) = split_credentials(url);
+        if !matches!(url.scheme(), "http" | "https") || url.host().is_none() {
+            return Err(LibraryError::Scheme(url));
+        }
+        let title = match title.is_empty() {
+            true => url.to_string(),
+            false => title.to_owned(),
+        };
+        Ok(NewChannel {
+            url,
+            authorization,
+            title,
+        })
+    }
+
+    /// Stores the channel, which is due at `due`; returns whether it is new.
+    fn insert(
+        &self,
+        transaction: &Transaction<'_>,
+        due: Timestamp,
+        now: Timestamp,
+    ) -> rusqlite::Result<bool> {
+        let added = transaction
+            .prepare_cached(
+                "INSERT INTO channels (url, title, rule, added_at, next_refresh_at)
+                 VALUES (?1, ?2, ?3, ?4, ?5) ON CONFLICT (url) DO NOTHING",
+            )?
+            .execute(params![
+                self.url.as_str(),
+                self.title,
+                to_json(&ChannelRule::default()),
+                seconds(now),
+                seconds(due),
+            ])?;
+        if let Some(authorization) = &self.authorization {
+            transaction
+                .prepare_cached(
+                    "UPDATE channels SET authorization = ?2, next_refresh_at = ?3 WHERE url = ?1",
+                )?
+                .execute(params![self.url.as_str(), authorization, seconds(due)])?;
+        }
+        Ok(added > 0)
+    }
+}
+
 fn summary(row: &Row<'_>) -> rusqlite::Result<ChannelSummary> {
     Ok(ChannelSummary {
         id: ChannelId(row.get("id")?),
@@ -215,7 +347,7 @@ fn percent_decode(text: &str) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rule::{DownloadSchedule, KeepRule};
+    use crate::rule::KeepRule;
 
     fn library() -> (tempfile::TempDir, Library) {
         let folder = tempfile::tempdir().expect("a folder");
@@ -257,6 +389,44 @@ mod tests {
         let due = library.due_refreshes(now, 10).expect("a list");
         // base64 of `me:s@cret`.
         assert_eq!(due[0].authorization.as_deref(), Some("Basic bWU6c0BjcmV0"));
+    }
+
+    #[test]
+    fn an_import_is_read_over_an_hour_the_first_at_once() {
+        let (_folder, library) = library();
+        let now = Timestamp::UNIX_EPOCH;
+        let known = library.subscribe(&url("https://h7.example/f"), now);
+        let known = known.expect("stored");
+        let feeds: Vec<OpmlFeed> = (0..10_000)
+            .map(|n| OpmlFeed {
+                url: url(&format!("https://h{n}.example/f")),
+                title: format!("Podcast {n}"),
+            })
+            .collect();
+        let imported = library.subscribe_all(&feeds, now).expect("stored");
+        assert_eq!((imported.feeds, imported.skipped.len()), (10_000, 0));
+        let due = |s: u64| {
+            let at = now + Duration::from_secs(s);
+            library.due_refreshes(at, 100_000).expect("a list").len()
+        };
+        assert_eq!(due(0), 1 + IMPORT_READ_AT_ONCE + 3);
+        for minutes in 1..60_usize {
+            let even = IMPORT_READ_AT_ONCE + 9_900 * minutes / 60;
+            assert!(due(60 * minutes as u64).abs_diff(even) < 10, "{minutes}");
+        }
+        assert_eq!(due(3_600), 10_000);
+        let again = library.subscribe_all(&feeds, now).expect("again");
+        assert_eq!(again, imported);
+        let channels = library.channels().expect("a list");
+        assert_eq!(channels.len(), 10_000);
+        let titled = channels.iter().find(|c| c.title == "Podcast 8");
+        assert!(titled.is_some(), "the list's title until the feed is read");
+        let kept = channels
+            .iter()
+            .find(|c| c.id == known)
+            .expect("it is there");
+        assert_eq!(kept.title, kept.url.as_str());
+        assert!(library.has_scheduled_channels().expect("an answer"));
     }
 
     #[test]

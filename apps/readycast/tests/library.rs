@@ -4,9 +4,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use cedos_readycast::{
-    ChannelId, ChannelRule, DownloadOutcome, EpisodeDeadline, EpisodeId, EpisodeQuery,
-    EpisodeState, KeepRule, Library, LibraryError, REFRESH_INTERVAL, REFRESH_INTERVAL_MAX,
-    REFRESH_RETRY, RefreshOutcome, RefreshReport, TransferLogEntry,
+    ChannelId, ChannelRule, DOWNLOAD_RETRY, DownloadOutcome, EpisodeDeadline, EpisodeId,
+    EpisodeQuery, EpisodeState, KeepRule, Library, LibraryError, REFRESH_INTERVAL,
+    REFRESH_INTERVAL_MAX, REFRESH_RETRY, RefreshOutcome, RefreshReport, TransferLogEntry,
 };
 use jiff::{Timestamp, Zoned};
 use url::Url;
@@ -233,12 +233,77 @@ fn feeds_are_asked_for_hourly_later_after_failures_and_never_when_gone() {
     assert!(!due(now() + 2 * REFRESH_RETRY), "as the origin asks");
     shelf.apply(failed(true, None));
     assert!(!due(now() + 1000 * REFRESH_INTERVAL_MAX));
-    assert_eq!(shelf.library.next_refresh_at().expect("a query"), None);
+    assert_eq!(
+        shelf.library.next_refresh_after(now()).expect("a query"),
+        None
+    );
     shelf
         .library
         .refresh_now(Some(shelf.channel), now())
         .expect("by hand");
     assert!(due(now()));
+}
+
+#[test]
+fn a_clock_that_jumps_a_year_ahead_and_back_delays_nothing() {
+    let shelf = Shelf::new();
+    let year = Duration::from_secs(365 * 24 * 3_600);
+    let undated = fetched(
+        "<rss version=\"2.0\"><channel><title>Morning</title><item><title>undated</title><guid>u</guid>\
+         <enclosure url=\"https://cdn.example/u.mp3\" type=\"audio/mpeg\"/></item></channel></rss>",
+    );
+    let due = |at| {
+        let due = shelf.library.due_refreshes(at, 10).expect("a list");
+        let alone = shelf.library.due_refresh(shelf.channel, at).expect("one");
+        assert_eq!(due.len(), usize::from(alone.is_some()));
+        alone.is_some()
+    };
+    let published = || {
+        let episode = shelf.library.episode(shelf.id("undated"));
+        episode.expect("a query").expect("it").summary.published
+    };
+    // A year ahead, everything happens: a refresh, a download that fails, moves.
+    shelf.apply_at(undated.clone(), now() + year);
+    let failed = DownloadOutcome::Failed {
+        reason: "the origin does not answer".to_owned(),
+        is_final: false,
+    };
+    let id = shelf.id("undated");
+    let noted = shelf.library.finish_download(id, &failed, now() + year);
+    noted.expect("it is stored");
+    assert!(!due(now() + year));
+    // Back again.
+    assert!(due(now()));
+    assert_eq!(shelf.start_titles(), ["undated"]);
+    shelf.apply(undated.clone());
+    assert!(!due(now() + REFRESH_INTERVAL / 2) && due(now() + 2 * REFRESH_INTERVAL));
+    assert_eq!(published(), now());
+    // A clock that stood at 1970 while a feed was read first.
+    let shelf = Shelf::new();
+    let one = [("one", 1, "https://cdn.example/1.mp3")];
+    shelf.apply_at(feed_of(&one), Timestamp::UNIX_EPOCH);
+    let report = shelf.apply(feed_of(&one));
+    assert_eq!((report.added, report.changed), (0, 0));
+    let episode = shelf.library.episode(shelf.id("one")).expect("a query");
+    let published = episode.expect("it").summary.published;
+    assert_eq!(published.to_string(), "2030-05-01T06:00:00Z");
+}
+
+#[test]
+fn moves_under_a_wrong_clock_do_not_count_later() {
+    let shelf = Shelf::new();
+    let year = Duration::from_secs(365 * 24 * 3_600);
+    let moved = |n: u32| RefreshOutcome::Feed {
+        bytes: b"<rss version=\"2.0\"><channel><title>Morning</title></channel></rss>".to_vec(),
+        etag: None,
+        last_modified: None,
+        moved_to: Some(format!("https://pod.example/{n}").parse().expect("one")),
+    };
+    for n in 0..5 {
+        assert_eq!(shelf.apply_at(moved(n), now() + year).problem, None);
+    }
+    assert_eq!(shelf.apply(moved(5)).problem, None);
+    assert_eq!(shelf.url().as_str(), "https://pod.example/5");
 }
 
 #[test]
@@ -297,6 +362,107 @@ fn a_feed_moves_but_not_in_circles_and_not_into_the_local_network() {
 }
 
 #[test]
+fn a_feed_of_the_local_network_leads_to_its_own_host_and_no_other() {
+    let shelf = Shelf::new();
+    let local_host = || {
+        let later = now() + 2 * REFRESH_INTERVAL_MAX;
+        let due = shelf.library.due_refresh(shelf.channel, later);
+        due.expect("a query").expect("it is due").local_host
+    };
+    let moved = |to: &str| RefreshOutcome::Feed {
+        bytes: b"<rss version=\"2.0\"><channel><title>Morning</title></channel></rss>".to_vec(),
+        etag: None,
+        last_modified: None,
+        moved_to: Some(to.parse().expect("an address")),
+    };
+    assert_eq!(local_host(), None);
+    shelf
+        .library
+        .allow_local_host(shelf.channel)
+        .expect("stored");
+    assert_eq!(local_host().as_deref(), Some("pod.example"));
+    shelf.apply(feed_of(&[("one", 1, "https://pod.example/1.mp3")]));
+    let plan = shelf.library.planned_downloads(&noon()).expect("a plan");
+    let source = &plan.start[0].source;
+    assert_eq!(source.local_host.as_deref(), Some("pod.example"));
+    let known = shelf.library.episode_source(shelf.id("one"));
+    assert_eq!(known.expect("a query").as_ref(), Some(source));
+    shelf.apply(moved("https://pod.example/new"));
+    assert_eq!(local_host().as_deref(), Some("pod.example"));
+    shelf.apply(moved("https://cdn.example/new"));
+    assert_eq!(local_host(), None);
+    // An address that is local by what is written needs no word of the user's.
+    let router: Url = "http://192.168.1.5/feed".parse().expect("an address");
+    let router = shelf.library.subscribe(&router, now()).expect("stored");
+    let due = shelf.library.due_refresh(router, now()).expect("a query");
+    assert_eq!(due.expect("due").local_host.as_deref(), Some("192.168.1.5"));
+    let report = shelf
+        .library
+        .apply_refresh(router, moved("http://192.168.1.6/feed"), now())
+        .expect("stored");
+    assert!(report.problem.expect("a reason").contains("local network"));
+}
+
+#[test]
+fn an_episode_with_a_new_address_is_tried_at_once_but_not_again_and_again() {
+    let shelf = Shelf::new();
+    let with_token = |n: u32| feed_of(&[("one", 1, &format!("https://cdn.example/1?token={n}"))]);
+    let failed = DownloadOutcome::Failed {
+        reason: "cdn.example answers 403 Forbidden".to_owned(),
+        is_final: false,
+    };
+    let is_due = || {
+        let due = shelf.library.due_refresh(shelf.channel, now());
+        due.expect("a query").is_some()
+    };
+    shelf.apply(with_token(1));
+    let id = shelf.id("one");
+    let fail = |begun| {
+        let noted = shelf.library.finish_download(id, &failed, now());
+        noted.expect("stored");
+        let noted = shelf.library.refresh_for_episode(id, begun, now());
+        noted.expect("stored");
+    };
+    // A feed that was read after the download began has nothing newer.
+    fail(now() - Duration::from_secs(1));
+    assert!(!is_due());
+    assert!(shelf.start_titles().is_empty());
+    shelf.apply(with_token(2));
+    assert_eq!(shelf.start_titles(), ["one"]);
+    fail(now());
+    assert!(is_due());
+    shelf.apply(with_token(3));
+    assert!(shelf.start_titles().is_empty(), "it waits after the second");
+    assert_eq!(shelf.state("one"), EpisodeState::Failed);
+    let later: Zoned = noon() + 3 * DOWNLOAD_RETRY;
+    let plan = shelf.library.planned_downloads(&later).expect("a plan");
+    let address = plan.start[0].source.url.as_str();
+    assert_eq!(address, "https://cdn.example/1?token=3");
+}
+
+#[test]
+fn a_copy_is_whole_and_its_owners_alone() {
+    let shelf = Shelf::new();
+    shelf.three();
+    let folder = tempfile::tempdir().expect("a folder");
+    let copy = folder.path().join("library.sqlite");
+    shelf.library.backup(&copy).expect("a copy");
+    assert!(matches!(
+        shelf.library.backup(&copy),
+        Err(LibraryError::Backup { .. })
+    ));
+    let nowhere = folder.path().join("none/library.sqlite");
+    assert!(shelf.library.backup(&nowhere).is_err());
+    let of = |library: &Library| {
+        let channels = library.channels().expect("a list");
+        let episodes = library.episodes(&EpisodeQuery::default());
+        (channels, episodes.expect("a list"))
+    };
+    let copied = Library::open(folder.path()).expect("the copy");
+    assert_eq!(of(&copied), of(&shelf.library));
+}
+
+#[test]
 fn a_password_goes_to_its_own_host_only() {
     let shelf = Shelf::new();
     let with_password: Url = "https://me:secret@pod.example/feed".parse().expect("one");
@@ -312,7 +478,7 @@ fn a_password_goes_to_its_own_host_only() {
     let has_password: Vec<_> = plan
         .start
         .iter()
-        .map(|p| (p.title.as_str(), p.authorization.is_some()))
+        .map(|p| (p.title.as_str(), p.source.authorization.is_some()))
         .collect();
     assert_eq!(has_password, [("own", true), ("other", false)]);
     shelf.apply(RefreshOutcome::Feed {

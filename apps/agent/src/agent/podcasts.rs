@@ -16,32 +16,87 @@
 mod directory_search;
 mod downloads;
 mod feed_fetch;
+mod index_files;
 pub(super) mod podcast_request;
+mod refresh_queue;
 mod refreshes;
 pub(super) mod requests;
 pub(super) mod service;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use cedos_readycast::{DownloadSchedule, Library};
+use cedos_readycast::{ChannelId, Library};
 use jiff::Timestamp;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
+use url::Url;
 
+use self::refresh_queue::RefreshQueue;
 use self::service::{PodcastService, REFRESHES_MAX};
 use super::state::{Agent, lock};
+use crate::fetch::origin::is_this_machine;
 use crate::fetch::outcome::TransferFailure;
 
-/// Due feeds that are looked at in one turn; the next turn takes the others.
-const DUE_MAX: usize = 64;
+/// Due feeds that wait in memory; the others follow when these are fetched.
+const DUE_MAX: usize = 20_000; // a guess: twice the largest list of subscriptions
 
 /// The longest time until the library is looked at again, for clocks that were set and machines that slept.
 const LOOK_MAX: Duration = Duration::from_secs(15 * 60); // a guess
 
 /// The least time until the library is looked at again by the clock.
 const LOOK_MIN: Duration = Duration::from_secs(1);
+
+/// The downloads that are to be planned in the next turn.
+#[derive(Debug, PartialEq, Eq)]
+enum PlanScope {
+    /// Downloads of the channels whose feeds were fetched.
+    Of(BTreeSet<ChannelId>),
+    /// Downloads of all channels; those that run are looked after too.
+    All,
+}
+
+/// What the task of podcasts knows from turn to turn.
+struct PodcastTurns {
+    scope: PlanScope,
+    /// When all downloads were planned last.
+    planned_at: Instant,
+    /// When a failed download may be tried again.
+    retry_at: Option<Timestamp>,
+    queue: RefreshQueue,
+    refreshes: JoinSet<ChannelId>,
+    /// Whether feeds may be due that are not in the queue.
+    has_due: bool,
+}
+
+impl PodcastTurns {
+    fn new() -> PodcastTurns {
+        PodcastTurns {
+            scope: PlanScope::All,
+            planned_at: Instant::now(),
+            retry_at: None,
+            queue: RefreshQueue::default(),
+            refreshes: JoinSet::new(),
+            has_due: true,
+        }
+    }
+
+    /// Notes that something changed.
+    fn plan_all(&mut self) {
+        self.scope = PlanScope::All;
+        self.has_due = true;
+    }
+
+    /// Notes that the feed of a channel was fetched.
+    fn note_refresh(&mut self, channel: ChannelId) {
+        if let PlanScope::Of(channels) = &mut self.scope {
+            channels.insert(channel);
+        }
+    }
+}
 
 impl PodcastService {
     /// Refreshes feeds and queues downloads until the agent ends. Waits for the first use of podcasts if there is no
@@ -58,29 +113,54 @@ impl PodcastService {
                 service.wake.notified().await;
             }
         }
+        if let Err(failure) = agent.note_missing_files().await {
+            tracing::warn!(error = failure.text, "files of episodes are not looked for");
+        }
         let mut events = agent.events.subscribe();
         let mut links = agent.link_view.links();
-        let mut refreshes = JoinSet::new();
+        let mut turns = PodcastTurns::new();
         while !agent.is_ending() {
-            let turn = agent.podcast_turn(&mut refreshes).await;
+            let turn = agent.podcast_turn(&mut turns).await;
             let next = turn.unwrap_or_else(|failure| {
                 tracing::warn!(error = failure.text, "podcasts: will try again");
+                turns.plan_all();
                 LOOK_MAX
             });
             let looked_at = tokio::time::sleep(next);
             tokio::pin!(looked_at);
             loop {
                 tokio::select! {
-                    () = service.wake.notified() => break,
-                    () = &mut looked_at => break,
+                    () = service.wake.notified() => {
+                        turns.plan_all();
+                        break;
+                    }
+                    () = &mut looked_at => {
+                        turns.has_due = true;
+                        break;
+                    }
                     changed = links.changed() => match changed {
-                        Ok(()) => break,
+                        Ok(()) => {
+                            turns.plan_all();
+                            break;
+                        }
                         Err(_) => return,
                     },
-                    Some(_) = refreshes.join_next() => break,
+                    Some(ended) = turns.refreshes.join_next() => {
+                        match ended {
+                            Ok(channel) => turns.note_refresh(channel),
+                            Err(_) => turns.plan_all(),
+                        }
+                        break;
+                    }
                     event = events.recv() => match event {
-                        Ok((id, event)) => if service.note_event(id, &event) { break },
-                        Err(RecvError::Lagged(_)) => break,
+                        Ok((id, event)) => if service.note_event(id, &event) {
+                            turns.plan_all();
+                            break;
+                        },
+                        Err(RecvError::Lagged(_)) => {
+                            turns.plan_all();
+                            break;
+                        }
                         Err(RecvError::Closed) => return,
                     },
                 }
@@ -93,50 +173,92 @@ impl Agent {
     /// Does what the library asks for now. Returns when to look again.
     async fn podcast_turn(
         self: &Arc<Agent>,
-        refreshes: &mut JoinSet<()>,
+        turns: &mut PodcastTurns,
     ) -> Result<Duration, TransferFailure> {
-        let service = &self.podcasts;
-        let retry_at = {
-            let _planning = service.planning.lock().await;
-            self.follow_downloads().await?;
-            self.start_downloads().await?
-        };
-        let channels = service.with(Library::channels).await?;
-        let is_regular = |schedule: DownloadSchedule| schedule != DownloadSchedule::Manual;
-        let has_work = channels.iter().any(|c| is_regular(c.rule.schedule));
-        self.has_subscriptions.store(has_work, Ordering::Relaxed);
         let now = Timestamp::now();
-        let due = service
-            .with(move |library| library.due_refreshes(now, DUE_MAX))
-            .await?;
-        let due = due
-            .into_iter()
-            .filter(|due| !lock(&service.busy).contains(&due.channel));
-        let mut is_without_network = false;
-        let mut is_busy = false;
-        for request in due {
-            if !self.can_fetch(&request.url) {
-                is_without_network = true;
-            } else if refreshes.len() < REFRESHES_MAX {
-                let agent = self.clone();
-                let channel = request.channel;
-                refreshes.spawn_local(async move { agent.refresh_due(channel).await });
-            } else {
-                is_busy = true;
+        if turns.retry_at.is_some_and(|at| at <= now) || turns.planned_at.elapsed() >= LOOK_MAX {
+            turns.scope = PlanScope::All;
+        }
+        self.plan_downloads(turns).await?;
+        self.fetch_due(turns, now).await?;
+        let service = &self.podcasts;
+        let refresh_at = match turns.queue.is_empty() {
+            true => {
+                let next = service.with(move |library| library.next_refresh_after(now));
+                next.await?
             }
-        }
-        if is_without_network || is_busy {
             // A new link, or the end of a refresh, is heard of sooner.
-            return Ok(LOOK_MAX);
-        }
-        let refresh_at = service.with(Library::next_refresh_at).await?;
-        let next = [refresh_at.filter(|at| *at > now), retry_at]
-            .into_iter()
-            .flatten()
-            .min();
-        let wait = next.map_or(LOOK_MAX, |at| {
+            false => None,
+        };
+        let next = [refresh_at, turns.retry_at].into_iter().flatten();
+        let wait = next.min().map_or(LOOK_MAX, |at| {
             Duration::try_from(at.duration_since(now)).unwrap_or_default()
         });
         Ok(wait.clamp(LOOK_MIN, LOOK_MAX))
+    }
+
+    /// Queues the downloads that rules ask for, as far as something changed since the last turn.
+    async fn plan_downloads(
+        self: &Arc<Agent>,
+        turns: &mut PodcastTurns,
+    ) -> Result<(), TransferFailure> {
+        let service = &self.podcasts;
+        let nothing = PlanScope::Of(BTreeSet::new());
+        match std::mem::replace(&mut turns.scope, nothing) {
+            PlanScope::Of(channels) if channels.is_empty() => {}
+            PlanScope::Of(channels) => {
+                let _planning = service.planning.lock().await;
+                let channels: Vec<ChannelId> = channels.into_iter().collect();
+                let retry_at = self.start_downloads(Some(channels)).await?;
+                turns.retry_at = turns.retry_at.into_iter().chain(retry_at).min();
+            }
+            PlanScope::All => {
+                turns.planned_at = Instant::now();
+                {
+                    let _planning = service.planning.lock().await;
+                    self.follow_downloads().await?;
+                    turns.retry_at = self.start_downloads(None).await?;
+                }
+                let has_work = service.with(Library::has_scheduled_channels).await?;
+                self.has_subscriptions.store(has_work, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins to fetch the feeds that are due, as many as may be fetched at the same time.
+    async fn fetch_due(
+        self: &Arc<Agent>,
+        turns: &mut PodcastTurns,
+        now: Timestamp,
+    ) -> Result<(), TransferFailure> {
+        let service = &self.podcasts;
+        if turns.has_due || turns.queue.is_empty() {
+            let due = service.with(move |library| library.due_refreshes(now, DUE_MAX));
+            let due = due.await?;
+            let busy = lock(&service.busy).clone();
+            let due = due.into_iter().filter(|due| !busy.contains(&due.channel));
+            turns.queue = RefreshQueue::of(due);
+            turns.has_due = false;
+        }
+        // For all feeds of this machine, and for all others, the answer is the same.
+        let (mut here, mut elsewhere) = (None, None);
+        let mut can_fetch = |url: &Url| {
+            let is_here = is_this_machine(url.host_str().unwrap_or_default());
+            let known = if is_here { &mut here } else { &mut elsewhere };
+            *known.get_or_insert_with(|| self.can_fetch(url))
+        };
+        while turns.refreshes.len() < REFRESHES_MAX {
+            let next = turns.queue.take(&service.hosts, &mut can_fetch);
+            let Some((channel, permit)) = next else {
+                break;
+            };
+            let agent = self.clone();
+            turns.refreshes.spawn_local(async move {
+                agent.refresh_due(channel, permit).await;
+                channel
+            });
+        }
+        Ok(())
     }
 }

@@ -15,6 +15,7 @@ use url::{Host, Url};
 
 use super::dial::{ByteStream, Dial, EgressLink, FetchFault};
 use super::drwa_stream::DrwaStream;
+use super::local_hosts::LocalHosts;
 use super::mode::FetchMode;
 use super::outcome::TransferFailure;
 use super::tls::OriginTls;
@@ -39,6 +40,15 @@ pub struct DirectConnector {
     connects: UnansweredConnects,
     /// The most bytes that a connection holds unread; none leaves it to the system.
     receive_buffer: Option<u32>,
+    /// The hosts of local networks that connections may lead to.
+    local_hosts: LocalHosts,
+}
+
+/// A connection to an origin.
+pub(crate) struct OriginConnection {
+    pub(crate) stream: Box<dyn ByteStream>,
+    /// The address that answered.
+    pub(crate) peer: IpAddr,
 }
 
 impl DirectConnector {
@@ -49,6 +59,7 @@ impl DirectConnector {
             drwa: None,
             connects: UnansweredConnects::default(),
             receive_buffer: None,
+            local_hosts: LocalHosts::ANY,
         }
     }
 
@@ -63,32 +74,46 @@ impl DirectConnector {
         self.receive_buffer = bytes.map(|bytes| u32::try_from(bytes).unwrap_or(u32::MAX));
         self
     }
+
+    /// Limits which hosts of local networks connections may lead to.
+    pub fn with_local_hosts(mut self, local_hosts: LocalHosts) -> DirectConnector {
+        self.local_hosts = local_hosts;
+        self
+    }
 }
 
 impl DirectConnector {
-    /// Opens a stream to the origin of `url` for a request to `request_host`, which may have redirected there.
+    /// Opens a connection to the origin of `url` for a request to `request_host`, which may have redirected there.
+    /// `local_hosts`: those that it may lead to; none are the connector's own.
     pub(crate) async fn dial_for(
         &self,
         request_host: &str,
         url: &Url,
         via: &EgressLink,
-    ) -> Result<Box<dyn ByteStream>, FetchFault> {
+        local_hosts: Option<&LocalHosts>,
+    ) -> Result<OriginConnection, FetchFault> {
         let host = url
             .host()
             .ok_or_else(|| FetchFault::Final(TransferFailure::error("the URL has no host")))?;
         let port = url.port_or_known_default().unwrap_or(80);
-        let addresses = addresses(&host, port).await?;
+        let local_hosts = local_hosts.unwrap_or(&self.local_hosts);
+        let addresses = local_hosts.admit(&host, addresses(&host, port).await?)?;
         let attempt = connect(&addresses, via, self.receive_buffer);
         let link = via.device.as_deref();
         let observed = self.connects.observe(link, request_host, attempt);
         let stream = observed.await?;
         let _ = stream.set_nodelay(true);
+        let peer = stream.peer_addr();
+        let peer = peer.map_err(|error| FetchFault::Path(format!("{host}: {error}")))?;
         let stream: Box<dyn ByteStream> = match self.drwa {
             Some(lambda) => Box::new(DrwaStream::new(stream, lambda)),
             None => Box::new(stream),
         };
         match timeout(HANDSHAKE_MAX, self.tls.wrap(url, stream)).await {
-            Ok(stream) => stream,
+            Ok(stream) => Ok(OriginConnection {
+                stream: stream?,
+                peer: peer.ip(),
+            }),
             Err(_) => Err(FetchFault::Path(format!(
                 "{host}: the TLS handshake did not finish in {HANDSHAKE_MAX:?}"
             ))),
@@ -99,7 +124,7 @@ impl DirectConnector {
 impl Dial for DirectConnector {
     async fn dial(&self, url: &Url, via: &EgressLink) -> Result<Box<dyn ByteStream>, FetchFault> {
         let host = url.host_str().unwrap_or_default();
-        self.dial_for(host, url, via).await
+        Ok(self.dial_for(host, url, via, None).await?.stream)
     }
 
     fn mode(&self) -> FetchMode {

@@ -30,6 +30,7 @@ pub mod filename;
 pub mod forget;
 pub mod header;
 pub mod jobs;
+pub mod local_hosts;
 mod local_origin;
 pub mod measured_rates;
 pub mod mode;

@@ -37,6 +37,8 @@ pub enum SettingKind {
     Cutoff,
     /// The address of a service of the web.
     WebAddress,
+    /// The key by which a service knows the user.
+    ApiKey,
 }
 
 /// A setting and its schema.
@@ -215,7 +217,34 @@ pub const SETTINGS: &[Setting] = &[
         option: "",
         meaning: "The directory that `cedos cast search` asks, which must answer as the search of iTunes does.",
     },
+    Setting {
+        key: "podcasts.index_key",
+        kind: SettingKind::ApiKey,
+        default: None,
+        environment: None,
+        option: "",
+        meaning: "Your key for Podcast Index, which `cedos cast search` asks in place of iTunes if there is one.",
+    },
+    Setting {
+        key: "podcasts.index_secret_file",
+        kind: SettingKind::Path,
+        default: None,
+        environment: None,
+        option: "",
+        meaning: "The file with the secret of that key; let only yourself read it.",
+    },
+    Setting {
+        key: "podcasts.index_url",
+        kind: SettingKind::WebAddress,
+        default: Some("https://api.podcastindex.org/api/1.0/search/byterm"),
+        environment: None,
+        option: "",
+        meaning: "Where Podcast Index is searched with your key.",
+    },
 ];
+
+/// The most bytes of the key of a service.
+const API_KEY_BYTES_MAX: usize = 256; // a guess: Podcast Index gives 20
 
 /// The most mistakes in a key for which a similar key is suggested.
 const MISTAKES_MAX: usize = 4;
@@ -310,6 +339,13 @@ impl SettingKind {
                 _ => Err(format!("`{text}` is no day of a month, 1 to 31")),
             },
             SettingKind::Cutoff => parse_cutoff(text).map(drop),
+            SettingKind::ApiKey => {
+                let fits = (1..=API_KEY_BYTES_MAX).contains(&text.len())
+                    && text.bytes().all(|byte| byte.is_ascii_graphic());
+                fits.then_some(()).ok_or_else(|| {
+                    format!("`{text}` is no key: letters, digits and signs, without spaces")
+                })
+            }
             SettingKind::WebAddress => match text.parse::<url::Url>() {
                 Ok(url) if matches!(url.scheme(), "http" | "https") => Ok(()),
                 Ok(url) => Err(format!("{}: is neither http: nor https:", url.scheme())),
@@ -335,6 +371,7 @@ impl SettingKind {
             SettingKind::Path => "path; `~/` is the home directory".to_owned(),
             SettingKind::Day => "`1` to `31`".to_owned(),
             SettingKind::Cutoff => words(&["hard", "soft", "cautious"]),
+            SettingKind::ApiKey => "key of the service".to_owned(),
             SettingKind::WebAddress => "address: `https://HOST/PATH`".to_owned(),
         }
     }
@@ -423,6 +460,7 @@ mod tests {
             ("proxy.default", "d2tp://h:1/k"),
             ("proxy.default", "my proxy"),
             ("proxy.http", "proxy.example:3128"),
+            ("podcasts.index_key", "two words"),
         ] {
             assert!(
                 setting(key).unwrap().kind.check(bad).is_err(),

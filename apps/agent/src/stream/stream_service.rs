@@ -24,6 +24,7 @@ use super::stream_transport::StreamTransport;
 use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::direct::DirectConnector;
 use crate::fetch::header::{self, HeaderField};
+use crate::fetch::local_hosts::LocalHosts;
 use crate::fetch::outcome::TransferFailure;
 use crate::fetch::proxy::ProxyClient;
 use crate::fetch::tls::OriginTls;
@@ -80,6 +81,9 @@ pub struct StreamOrder {
     /// Whether redirects from https to http are followed.
     #[serde(default)]
     pub allow_downgrade: bool,
+    /// The hosts of local networks that requests may lead to, redirects included; none is any.
+    #[serde(default, skip_serializing_if = "LocalHosts::is_any")]
+    pub local_hosts: LocalHosts,
 }
 
 fn keep() -> u64 {
@@ -326,7 +330,8 @@ impl StreamOrder {
                 return Err(TransferFailure::usage(text));
             }
             let tls = OriginTls::new(self.ca.as_deref())?;
-            return Ok(StreamTransport::direct(DirectConnector::new(tls), links));
+            let direct = DirectConnector::new(tls).with_local_hosts(self.local_hosts.clone());
+            return Ok(StreamTransport::direct(direct, links));
         };
         let address: ServerAddress = address
             .parse()

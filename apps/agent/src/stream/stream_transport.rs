@@ -10,6 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -28,6 +29,7 @@ use url::Url;
 use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::dial::{ByteStream, Dial, EgressLink, FetchFault};
 use crate::fetch::direct::DirectConnector;
+use crate::fetch::local_hosts::LocalHosts;
 use crate::fetch::mode::FetchMode;
 use crate::fetch::origin::is_this_machine;
 use crate::fetch::proxy::ProxyClient;
@@ -366,7 +368,9 @@ impl StreamTransport {
                 pays,
                 budget: None,
                 flow: None,
+                peer: None,
             }),
+            local_hosts: None,
             status: Arc::default(),
         }
     }
@@ -393,6 +397,7 @@ struct RequestConnState {
     pays: bool,
     budget: Option<u64>,
     flow: Option<Arc<Mutex<Flow>>>,
+    peer: Option<IpAddr>,
 }
 
 /// The connection of one request.
@@ -402,6 +407,8 @@ pub struct RequestConn {
     host: String,
     /// The link that the connection is bound to, if any.
     pub link: Option<String>,
+    /// The hosts of local networks that the request may lead to; none are the transport's own.
+    local_hosts: Option<LocalHosts>,
     state: Mutex<RequestConnState>,
     status: Arc<AtomicU16>,
 }
@@ -409,6 +416,17 @@ pub struct RequestConn {
 impl RequestConn {
     fn state(&self) -> MutexGuard<'_, RequestConnState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Limits which hosts of local networks the request may lead to.
+    pub fn with_local_hosts(mut self, local_hosts: LocalHosts) -> RequestConn {
+        self.local_hosts = Some(local_hosts);
+        self
+    }
+
+    /// The address of the origin that answered last; none through a proxy.
+    pub fn peer(&self) -> Option<IpAddr> {
+        self.state().peer
     }
 
     /// Sets whether metered links may carry the request from now on, and the most bytes.
@@ -473,7 +491,12 @@ impl RequestConn {
 impl Dial for RequestConn {
     async fn dial(&self, url: &Url, via: &EgressLink) -> Result<Box<dyn ByteStream>, FetchFault> {
         let stream: Box<dyn ByteStream> = match &self.transport.to {
-            StreamRoute::Origin(direct) => direct.dial_for(&self.host, url, via).await?,
+            StreamRoute::Origin(direct) => {
+                let local_hosts = self.local_hosts.as_ref();
+                let connected = direct.dial_for(&self.host, url, via, local_hosts).await?;
+                self.state().peer = Some(connected.peer);
+                connected.stream
+            }
             StreamRoute::Proxy(proxy) => {
                 if proxy.device().is_none()
                     && let Some(error) = self.transport.session_error()

@@ -11,8 +11,11 @@ use cedos_agent::agent::client::AgentApiClient;
 use cedos_agent::fetch::deadline_text::parse_deadline;
 use cedos_agent::fetch::option_parsers;
 use cedos_agent::fetch::outcome::TransferFailure;
+use cedos_agent::fetch::state_directory::state_directory;
+use cedos_agent::order::{TransferOrder, TransferVerb};
 use cedos_terminal::{print_stderr, print_stdout};
 use clap::{Args, Subcommand};
+use d2tp_sched::CostPolicy;
 use jiff::Zoned;
 use serde_json::Value;
 use tokio::process::Command;
@@ -21,6 +24,7 @@ use url::Url;
 
 use super::agent_start;
 use super::credentials::{CredentialArgs, hide_passwords};
+use super::handover;
 use super::play::play_link;
 use super::transfer_args::stop_on_signal;
 use super::url::{ServedLinks, StreamArgs, parse_url, report_failure};
@@ -31,6 +35,9 @@ const PLAYER_VARIABLE: &str = "CEDOS_PLAYER";
 
 /// The player that is used if the variable names none, and it is installed.
 const PLAYER: &str = "mpv";
+
+/// The file of an index while it is downloaded, in the directory of the state.
+const INDEX_DOWNLOAD: &str = "podcasts-index.download";
 
 /// Podcasts that are on this device when they are wanted
 ///
@@ -64,6 +71,29 @@ enum CastVerb {
         /// Words of the title
         #[arg(required = true)]
         words: Vec<String>,
+        /// Search the index on this device, which `cedos cast index` makes
+        #[arg(long)]
+        offline: bool,
+        #[command(flatten)]
+        output: CastOutput,
+    },
+    /// Make an index of all podcasts on this device, for searches without a network
+    ///
+    /// Podcast Index publishes one as podcastindex_feeds.db.tgz (some GB). An address is downloaded over
+    /// free networks first.
+    Index {
+        /// The file, its archive, or its address
+        source: String,
+        #[command(flatten)]
+        output: CastOutput,
+    },
+    /// Write a copy of the library: subscriptions, episodes, positions, rules
+    ///
+    /// Passwords of feeds are in it. To go back to it, end the agent, and copy it over
+    /// podcasts/library.sqlite in the directory of the state.
+    Backup {
+        /// The file to write, which must not exist
+        file: PathBuf,
         #[command(flatten)]
         output: CastOutput,
     },
@@ -208,6 +238,10 @@ pub async fn run(args: CastArgs) -> anyhow::Result<ExitCode> {
     match args.verb {
         CastVerb::Play { episode, stream } => play(episode, *stream).await,
         CastVerb::Opml(OpmlVerb::Export { file }) => export(file).await,
+        CastVerb::Index { source, output } => Ok(match index(&source, output.json).await {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(failure) => failed(&failure),
+        }),
         verb => {
             let (request, json) = match request(verb)? {
                 Ok(request) => request,
@@ -256,9 +290,17 @@ fn request(verb: CastVerb) -> anyhow::Result<Result<(PodcastRequest, bool), Stri
             }
             (PodcastRequest::Add { url }, output.json)
         }
-        CastVerb::Search { words, output } => {
+        CastVerb::Search {
+            words,
+            offline,
+            output,
+        } => {
             let words = words.join(" ");
-            (PodcastRequest::Search { words }, output.json)
+            (PodcastRequest::Search { words, offline }, output.json)
+        }
+        CastVerb::Backup { file, output } => {
+            let file = std::path::absolute(&file).context("the working directory is gone")?;
+            (PodcastRequest::Backup { file }, output.json)
         }
         CastVerb::List { output } => (PodcastRequest::List, output.json),
         CastVerb::Show {
@@ -326,7 +368,9 @@ fn request(verb: CastVerb) -> anyhow::Result<Result<(PodcastRequest, bool), Stri
             };
             (request, output.json)
         }
-        CastVerb::Play { .. } | CastVerb::Opml(OpmlVerb::Export { .. }) => {
+        CastVerb::Play { .. }
+        | CastVerb::Index { .. }
+        | CastVerb::Opml(OpmlVerb::Export { .. }) => {
             unreachable!("these are carried out where they are read")
         }
     }))
@@ -363,17 +407,69 @@ async fn export(file: Option<PathBuf>) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Makes the index on this device from a file, or from what an address has.
+async fn index(source: &str, json: bool) -> Result<(), TransferFailure> {
+    let stopped = |error: anyhow::Error| TransferFailure::error(format!("{error:#}"));
+    let is_address = source.starts_with("http://") || source.starts_with("https://");
+    let file = match is_address {
+        true => {
+            let agent = agent_start::connect_or_start().await.map_err(stopped)?;
+            download_index(agent, source).await?
+        }
+        false => std::path::absolute(source)
+            .map_err(|error| TransferFailure::usage(format!("{source}: {error}")))?,
+    };
+    let request = PodcastRequest::Index { file: file.clone() };
+    // The connection of a transfer that was followed ends with it.
+    let mut agent = agent_start::connect_or_start().await.map_err(stopped)?;
+    let made = ask(&mut agent, &request).await;
+    if is_address {
+        // It is of no more use, and large.
+        let _ = std::fs::remove_file(&file);
+    }
+    show(&request, &made?, json);
+    Ok(())
+}
+
+/// Downloads a published index by free networks; returns its file. A download that broke off goes on.
+async fn download_index(
+    mut agent: AgentApiClient,
+    address: &str,
+) -> Result<PathBuf, TransferFailure> {
+    let state = state_directory().map_err(|error| TransferFailure::error(format!("{error:#}")))?;
+    let file = state.join(INDEX_DOWNLOAD);
+    let mut order = TransferOrder::new(TransferVerb::Get, address);
+    order.file = Some(file.clone());
+    CostPolicy::FreeOnly.as_str().clone_into(&mut order.policy);
+    let added = handover::add(&mut agent, order, true, true).await?;
+    print_stderr(&format!(
+        "Downloading the index, by free networks only; `cedos status {}` shows how far it is",
+        added["id"]
+    ));
+    loop {
+        let gone = || TransferFailure::error("the agent has stopped; run the same command again");
+        let event = agent.next().await.ok_or_else(gone)?;
+        match event["event"].as_str() {
+            Some("done") => return Ok(file),
+            Some("error") => {
+                let why = event["text"].as_str().unwrap_or("the download failed");
+                return Err(TransferFailure::error(why));
+            }
+            _ => {}
+        }
+    }
+}
+
 /// Plays an episode: its file if it is whole, else a link of the agent.
-async fn play(episode: i64, stream: StreamArgs) -> anyhow::Result<ExitCode> {
+async fn play(episode: i64, mut stream: StreamArgs) -> anyhow::Result<ExitCode> {
     let mut agent = agent_start::connect_or_start().await?;
-    let request = PodcastRequest::Episode {
+    let request = PodcastRequest::Play {
         episode: episode_id(episode),
     };
     let answer = match ask(&mut agent, &request).await {
         Ok(answer) => answer,
         Err(failure) => return Ok(failed(&failure)),
     };
-    let answer = &answer["episode"];
     let player = player();
     if let Some(file) = answer["file"].as_str() {
         let Some(player) = player else {
@@ -389,8 +485,11 @@ async fn play(episode: i64, stream: StreamArgs) -> anyhow::Result<ExitCode> {
         let code = status.code().and_then(|code| u8::try_from(code).ok());
         return Ok(ExitCode::from(code.unwrap_or(128)));
     }
-    let url = answer["enclosure"].as_str().context("no address")?;
+    let url = answer["url"].as_str().context("no address")?;
     let url: Url = url.parse().context("no address")?;
+    let headers = serde_json::from_value(answer["headers"].clone()).context("no fields")?;
+    let local_hosts = serde_json::from_value(answer["local_hosts"].clone()).context("no hosts")?;
+    stream.order_with(headers, local_hosts);
     let (stop, stopped) = watch::channel(false);
     stop_on_signal(stop).context("signals")?;
     let serving = ServedLinks::start(std::slice::from_ref(&url), &stream, stopped).await;

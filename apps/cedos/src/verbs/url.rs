@@ -22,6 +22,7 @@ use crate::help::{COST_AND_TIME, EXPERT, TRUST};
 use cedos_agent::agent::api::AgentRequest;
 use cedos_agent::agent::client::AgentApiClient;
 use cedos_agent::fetch::header;
+use cedos_agent::fetch::local_hosts::LocalHosts;
 use cedos_agent::fetch::option_parsers;
 use cedos_agent::fetch::outcome::{TransferExit, TransferFailure};
 use cedos_agent::fetch::report::{human_bytes, link_label, print_stderr, print_stdout};
@@ -128,6 +129,10 @@ pub struct StreamArgs {
     /// Print one JSON object per line: link, progress, and last ended
     #[arg(long)]
     pub json: bool,
+
+    /// The hosts of local networks that the requests may lead to.
+    #[arg(skip)]
+    local_hosts: LocalHosts,
 }
 
 /// Reads a URL that can be streamed.
@@ -339,6 +344,12 @@ fn say_how(state: &Value, json: bool, said: &mut String) {
 }
 
 impl StreamArgs {
+    /// Adds header fields to the requests, and limits which hosts of local networks they may lead to.
+    pub fn order_with(&mut self, headers: Vec<String>, local_hosts: LocalHosts) {
+        self.header.extend(headers);
+        self.local_hosts = local_hosts;
+    }
+
     fn ordered(&self, urls: &[Url]) -> Result<StreamOrder, TransferFailure> {
         let proxy = self.proxy.address();
         let prox = proxy.map_err(|error| TransferFailure::usage(error.to_string()))?;
@@ -358,6 +369,7 @@ impl StreamArgs {
             headers: self.header.clone(),
             ca: self.ca.clone(),
             allow_downgrade: self.allow_downgrade,
+            local_hosts: self.local_hosts.clone(),
         })
     }
 

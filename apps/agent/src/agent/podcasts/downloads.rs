@@ -11,27 +11,33 @@ use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use cedos_readycast::{
-    ActiveDownload, ChannelId, DownloadOutcome, DownloadSchedule, Episode, EpisodeId, EpisodeState,
-    EpisodeSummary, Library, PlannedDownload, TransferLogEntry,
+    ActiveDownload, ChannelId, DownloadOutcome, DownloadSchedule, Episode, EpisodeId,
+    EpisodeSource, EpisodeState, EpisodeSummary, Library, PlannedDownload, TransferLogEntry,
 };
 use d2tp_sched::CostPolicy;
 use jiff::{Timestamp, Zoned};
 use serde_json::Value;
-use url::Url;
+use tokio::sync::broadcast::error::RecvError;
 
 use super::super::api::TermsChange;
 use super::super::queue::TransferIntent;
 use super::super::state::{Agent, lock};
 use super::service::{DownloadTimes, PodcastService};
 use crate::fetch::filename;
-use crate::fetch::outcome::TransferFailure;
+use crate::fetch::forget::forget;
+use crate::fetch::local_hosts::LocalHosts;
+use crate::fetch::outcome::{TransferExit, TransferFailure};
 use crate::order::{Deadline, TransferOrder, TransferVerb};
 use crate::settings::UserSettings;
 
 /// Episodes that are in the queue at the same time; further ones follow when these end.
 const DOWNLOADS_MAX: usize = 50; // a guess: a week of many channels
+
+/// How long a download may take to stop before its part is left behind.
+const STOP_MAX: Duration = Duration::from_secs(10); // a guess: a sync on a slow disk
 
 /// Bytes of a file that are looked at to recognise a web page.
 const BEGINNING_BYTES: u64 = 1024;
@@ -90,13 +96,31 @@ impl Agent {
         Ok(())
     }
 
-    /// The transfer that an agent queued just before it was killed, by its file.
+    /// Notes which episodes somebody removed the files of. A folder that is not there may be on a disk that is not
+    /// mounted: its episodes stay as they are.
+    pub(super) async fn note_missing_files(&self) -> Result<(), TransferFailure> {
+        let noted = self.podcasts.with(|library| {
+            for (episode, file) in library.ready_files()? {
+                let has_folder = file.parent().is_some_and(Path::exists);
+                if has_folder && !file.exists() {
+                    library.note_removed(episode)?;
+                }
+            }
+            Ok(())
+        });
+        noted.await
+    }
+
+    /// The transfer that an agent queued just before it was killed, by its file: the newest, unless it is one of an
+    /// earlier download of the same episode.
     async fn adopt(&self, download: &ActiveDownload) -> Result<Option<u64>, TransferFailure> {
         let found = {
             let tasks = lock(&self.tasks);
-            let mut tasks = tasks.iter();
-            tasks
-                .find(|(_, task)| task.saved.order.file.as_deref() == Some(&download.file))
+            let mut newest_first = tasks.iter().rev();
+            let of_it = newest_first
+                .find(|(_, task)| task.saved.order.file.as_deref() == Some(&download.file));
+            of_it
+                .filter(|(_, task)| !task.has_ended() || download.file.exists())
                 .map(|(id, _)| *id)
         };
         if let Some(job) = found {
@@ -131,27 +155,34 @@ impl Agent {
                 channel.await?.and_then(|c| c.summary.rule.policy)
             }
         };
+        let source = self
+            .podcasts
+            .with(move |library| library.episode_source(id))
+            .await?;
+        let Some(source) = source else {
+            return Ok(());
+        };
         let order = DownloadOrder {
-            url: &episode.enclosure,
+            source: &source,
             file: &download.file,
             deadline: download.deadline,
             policy: policy.as_deref(),
-            // A server that asks for it refuses, and the next plan has it.
-            authorization: None,
         };
         self.queue(id, order).await
     }
 
-    /// Begins the downloads that the library plans, and removes the files that it no longer wants. Returns when a
-    /// failed one may be tried again.
+    /// Begins the downloads that the library plans, of all channels or of these, and removes the files that it no
+    /// longer wants. Returns when a failed one may be tried again.
     pub(super) async fn start_downloads(
         self: &Arc<Agent>,
+        channels: Option<Vec<ChannelId>>,
     ) -> Result<Option<Timestamp>, TransferFailure> {
         let now = Zoned::now();
-        let plan = self
-            .podcasts
-            .with(move |library| library.planned_downloads(&now))
-            .await?;
+        let plan = self.podcasts.with(move |library| match channels {
+            Some(channels) => library.planned_downloads_of(&channels, &now),
+            None => library.planned_downloads(&now),
+        });
+        let plan = plan.await?;
         for unwanted in plan.remove {
             if remove(&unwanted.file) {
                 let episode = unwanted.episode;
@@ -182,11 +213,10 @@ impl Agent {
                 .with(move |library| library.begin_download(episode, &begun, deadline));
             noted.await?;
             let order = DownloadOrder {
-                url: &planned.url,
+                source: &planned.source,
                 file: &file,
                 deadline,
                 policy: planned.policy.as_deref(),
-                authorization: planned.authorization.as_deref(),
             };
             self.queue(episode, order).await?;
         }
@@ -254,8 +284,13 @@ impl Agent {
         let entry = self.log_entry(download, job, transfer, times, &outcome);
         let episode = download.episode;
         let now = Timestamp::now();
+        let is_refused = matches!(outcome, DownloadOutcome::Failed { .. }) && is_refusal(last);
+        let begun = entry.started_at;
         let noted = self.podcasts.with(move |library| {
             library.finish_download(episode, &outcome, now)?;
+            if is_refused {
+                library.refresh_for_episode(episode, begun, now)?;
+            }
             library.record_transfer(&entry)
         });
         noted.await
@@ -365,10 +400,9 @@ impl Agent {
             };
             // One that has just ended keeps what it had.
             if self.edit(job, &change).is_ok() {
-                let noted = self.podcasts.with(move |library| {
-                    library.begin_download(id, &download.file, deadline)?;
-                    library.set_job(id, job)
-                });
+                let noted = self
+                    .podcasts
+                    .with(move |library| library.set_download_deadline(id, deadline));
                 noted.await?;
             }
         }
@@ -381,6 +415,30 @@ impl Agent {
         let _ = self.set_intent(job, TransferIntent::Cancel);
     }
 
+    /// Takes an episode out of the queue, and removes what came of it.
+    pub(super) async fn discard_download(self: &Arc<Agent>, download: &ActiveDownload) {
+        if let Some(job) = download.job {
+            let mut events = self.events.subscribe();
+            self.cancel_download(job);
+            let runs = || lock(&self.tasks).get(&job).is_some_and(|task| task.running);
+            let stopped = async {
+                while runs() {
+                    // Missed events are no reason to wait: the task is asked again.
+                    if let Err(RecvError::Closed) = events.recv().await {
+                        break;
+                    }
+                }
+            };
+            if tokio::time::timeout(STOP_MAX, stopped).await.is_err() {
+                tracing::warn!(job, "does not stop; its part stays");
+            }
+        }
+        if let Err(failure) = forget(&download.file, "", None).await {
+            tracing::warn!(error = failure.text, "cannot remove the part of an episode");
+        }
+        remove(&download.file);
+    }
+
     /// The transfer of an episode with its promise, as `cedos why` shows it; none if it is not in the queue.
     pub(in super::super) fn episode_transfer(&self, episode: &EpisodeSummary) -> Option<Value> {
         let is_queued = episode.state == EpisodeState::Downloading;
@@ -389,13 +447,19 @@ impl Agent {
     }
 }
 
+/// Whether a transfer failed because of what the origin said, so that the feed may have a newer address.
+fn is_refusal(last: &Value) -> bool {
+    let reason = last["reason"].as_str();
+    let is_of_origin = matches!(reason, None | Some("url_expired" | "auth_required"));
+    is_of_origin && last["exit"] == TransferExit::Error as u8
+}
+
 /// What a transfer of an episode is ordered with.
 struct DownloadOrder<'a> {
-    url: &'a Url,
+    source: &'a EpisodeSource,
     file: &'a Path,
     deadline: Option<Timestamp>,
     policy: Option<&'a str>,
-    authorization: Option<&'a str>,
 }
 
 impl DownloadOrder<'_> {
@@ -403,7 +467,8 @@ impl DownloadOrder<'_> {
     fn build(&self) -> Result<TransferOrder, TransferFailure> {
         let settings =
             UserSettings::load(None).map_err(|error| TransferFailure::usage(error.to_string()))?;
-        let mut order = TransferOrder::new(TransferVerb::Get, self.url.as_str());
+        let mut order = TransferOrder::new(TransferVerb::Get, self.source.url.as_str());
+        order.local_hosts = LocalHosts::only(self.source.local_host.as_deref());
         order.file = Some(self.file.to_owned());
         // One that has passed while nothing ran is as late as can be.
         order.deadline = self.deadline.map(|at| match at > Timestamp::now() {
@@ -424,9 +489,12 @@ impl DownloadOrder<'_> {
             crate::fetch::option_parsers::parse_bytes,
         );
         let proxy = settings.proxy(&[], false);
-        order.prox = proxy.map_err(|error| TransferFailure::usage(error.to_string()))?;
+        let proxy = proxy.map_err(|error| TransferFailure::usage(error.to_string()))?;
+        // A proxy is elsewhere: it reaches no host of this device's local network.
+        let is_local = self.source.local_host.as_deref() == self.source.url.host_str();
+        order.prox = proxy.filter(|_| !is_local);
         order.key = settings.path("device.key_file").filter(|p| p.exists());
-        if let Some(value) = self.authorization {
+        if let Some(value) = &self.source.authorization {
             order.headers.push(format!("Authorization: {value}"));
         }
         Ok(order)
@@ -537,7 +605,7 @@ fn ending(planned: &PlannedDownload) -> &'static str {
     const KNOWN: [&str; 12] = [
         "mp3", "m4a", "m4b", "aac", "ogg", "oga", "opus", "flac", "wav", "mp4", "m4v", "webm",
     ];
-    let name = filename::from_url(&planned.url).to_lowercase();
+    let name = filename::from_url(&planned.source.url).to_lowercase();
     let by_url = name.rsplit_once('.').map(|(_, ending)| ending);
     if let Some(known) = KNOWN.into_iter().find(|known| by_url == Some(known)) {
         return known;

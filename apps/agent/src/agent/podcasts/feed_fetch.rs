@@ -4,11 +4,13 @@
 //!  candidates of the device ─▶ free first, then metered while the budget lasts ─▶ request, redirects ─▶ body
 //! ```
 //!
-//! The bytes count against the device's budget like those of transfers. Roaming links are never used.
+//! The bytes count against the device's budget like those of transfers. Roaming links are never used. A public answer
+//! leads to public addresses only, whatever it redirects to.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use cedos_http::is_local_address;
 use d2tp_links::CostClass;
 use d2tp_sched::LinkClass;
 use http::header::{
@@ -26,6 +28,7 @@ use super::super::state::{Agent, lock};
 use crate::fetch::dial::{Dial, FetchFault};
 use crate::fetch::direct::DirectConnector;
 use crate::fetch::exchange::{AGENT, HEAD_MAX, REDIRECTS_MAX, credentials, host};
+use crate::fetch::local_hosts::LocalHosts;
 use crate::fetch::tls::OriginTls;
 use crate::stream::stream_transport::StreamTransport;
 
@@ -39,21 +42,38 @@ pub(super) struct FeedFetch {
     pub(super) last_modified: Option<String>,
     /// Value of `Authorization`, for the URL's own origin only.
     pub(super) authorization: Option<String>,
+    /// Further fields, for the URL's own origin only.
+    pub(super) fields: Vec<(&'static str, String)>,
+    /// The host of a local network that the request may lead to.
+    pub(super) local_host: Option<String>,
     /// Most bytes of the body.
     pub(super) bytes_max: usize,
 }
 
 impl FeedFetch {
-    /// A request without conditions; credentials in the URL are sent.
+    /// A request without conditions, to public addresses only; credentials in the URL are sent.
     pub(super) fn of(url: Url, bytes_max: usize) -> FeedFetch {
         FeedFetch {
             authorization: credentials(&url),
             url,
             etag: None,
             last_modified: None,
+            fields: Vec::new(),
+            local_host: None,
             bytes_max,
         }
     }
+
+    /// Allows a host of a local network.
+    pub(super) fn with_local_host(mut self, host: Option<String>) -> FeedFetch {
+        self.local_host = host;
+        self
+    }
+}
+
+/// The host of an address that a user named, which may therefore be in a local network.
+pub(super) fn named_host(url: &Url) -> Option<String> {
+    url.host_str().map(str::to_owned)
 }
 
 /// The answer of an origin, whatever its status.
@@ -65,6 +85,8 @@ pub(super) struct FeedAnswer {
     pub(super) url: Url,
     /// Where the redirects for good ended, those that come before any other.
     pub(super) moved_to: Option<Url>,
+    /// The host of the URL that was asked for, if it is in a local network.
+    pub(super) local_host: Option<String>,
 }
 
 impl FeedAnswer {
@@ -145,9 +167,15 @@ impl Agent {
             .ok_or(FeedFault::NoNetwork)?;
         let mut url = ask.url.clone();
         let (mut moved_to, mut is_for_good) = (None, true);
+        let mut local_host = ask.local_host.clone();
         for _ in 0..=REDIRECTS_MAX {
-            let conn = transport.request_conn(&ask.url, Some(name.clone()), true);
+            let conn = transport
+                .request_conn(&ask.url, Some(name.clone()), true)
+                .with_local_hosts(LocalHosts::only(local_host.as_deref()));
             let stream = conn.dial(&url, &link).await.map_err(fault_text)?;
+            if !conn.peer().is_some_and(is_local_address) {
+                local_host = None;
+            }
             let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
             let (mut sender, connection) = handshake.await.map_err(|error| broken(&url, &error))?;
             let _connection = FeedConnection(tokio::spawn(async move {
@@ -184,6 +212,7 @@ impl Agent {
                 body: body?,
                 url,
                 moved_to,
+                local_host,
             });
         }
         Err(FeedFault::Failed(format!(
@@ -243,6 +272,9 @@ impl FeedFetch {
             if let Some(value) = value.as_ref().filter(|_| is_sent) {
                 request = request.header(name, value);
             }
+        }
+        for (name, value) in self.fields.iter().filter(|_| is_own_origin) {
+            request = request.header(*name, value);
         }
         let request = request.body(Empty::new());
         request.map_err(|error| FeedFault::Failed(format!("cannot request {url}: {error}")))

@@ -20,6 +20,19 @@ pub enum PodcastRequest {
     Search {
         /// Words of the title.
         words: String,
+        /// Whether the index on this device is searched, without a network.
+        #[serde(default)]
+        offline: bool,
+    },
+    /// Makes the index on this device from a file of Podcast Index.
+    Index {
+        /// The database or its archive; its path is absolute.
+        file: PathBuf,
+    },
+    /// Writes a copy of the library.
+    Backup {
+        /// The file to write, which must not exist; its path is absolute.
+        file: PathBuf,
     },
     /// Lists the channels.
     List,
@@ -36,6 +49,11 @@ pub enum PodcastRequest {
     /// Shows an episode, with its file or address.
     Episode {
         /// Its number.
+        episode: EpisodeId,
+    },
+    /// Returns what a player is to play: the file of an episode, or what its stream is ordered with.
+    Play {
+        /// The episode's number.
         episode: EpisodeId,
     },
     /// Changes what is fetched of a channel; what is absent stays.

@@ -3,6 +3,7 @@
 use cedos_readycast::{ChannelId, FEED_BYTES_MAX, RefreshOutcome, RefreshReport, RefreshRequest};
 use http::StatusCode;
 use jiff::Timestamp;
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::super::state::{Agent, lock};
 use super::feed_fetch::{FeedAnswer, FeedFault, FeedFetch};
@@ -62,8 +63,8 @@ pub(super) fn status_text(answer: &FeedAnswer, status: StatusCode) -> String {
 }
 
 impl Agent {
-    /// Fetches the feed of a channel that is due, and stores what came.
-    pub(super) async fn refresh_due(&self, channel: ChannelId) {
+    /// Fetches the feed of a channel that is due, and stores what came. `_permit` is its host's.
+    pub(super) async fn refresh_due(&self, channel: ChannelId, _permit: OwnedSemaphorePermit) {
         let service = &self.podcasts;
         let Some(busy) = BusyChannel::new(service, channel) else {
             return;
@@ -96,8 +97,7 @@ impl Agent {
             if now {
                 library.refresh_now(Some(channel), at)?;
             }
-            let due = library.due_refreshes(at, usize::from(u16::MAX))?;
-            Ok(due.into_iter().find(|due| due.channel == channel))
+            library.due_refresh(channel, at)
         });
         let request = request.await?;
         drop(adding);
@@ -135,6 +135,14 @@ impl Agent {
             }
             ended.await;
         };
+        let address = service
+            .with(move |library| library.channel(channel))
+            .await?;
+        let address = address.map(|channel| channel.summary.url);
+        let _permit = match &address {
+            Some(address) => service.hosts.acquire(address).await,
+            None => None,
+        };
         let report = self.refresh(&busy, true).await;
         drop(busy);
         service.changed();
@@ -149,6 +157,8 @@ fn fetch_of(request: RefreshRequest) -> FeedFetch {
         etag: request.etag,
         last_modified: request.last_modified,
         authorization: request.authorization,
+        fields: Vec::new(),
+        local_host: request.local_host,
         bytes_max: FEED_BYTES_MAX,
     }
 }

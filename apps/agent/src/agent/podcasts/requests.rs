@@ -13,6 +13,7 @@ use cedos_readycast::{
     RefreshReport, feed_links_of_page, parse_feed, read_opml, write_opml,
 };
 use d2tp_sched::CostPolicy;
+use futures_util::{StreamExt, TryStreamExt, stream};
 use jiff::{Timestamp, Zoned};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -21,10 +22,11 @@ use url::Url;
 use super::super::api::ok_response;
 use super::super::state::Agent;
 use super::downloads::{ready_file, remove};
-use super::feed_fetch::{FeedAnswer, FeedFault, FeedFetch};
+use super::feed_fetch::{FeedAnswer, FeedFault, FeedFetch, named_host};
 use super::podcast_request::PodcastRequest;
 use super::refreshes::{outcome_of, status_text};
 use super::service::PodcastService;
+use crate::fetch::local_hosts::LocalHosts;
 use crate::fetch::outcome::TransferFailure;
 
 /// Most bytes of an imported list of subscriptions.
@@ -32,6 +34,9 @@ const OPML_BYTES_MAX: u64 = 16 << 20; // a guess: 10,000 feeds are 3 MB
 
 /// Most episodes that a request shows.
 const SHOWN_MAX: u32 = 1_000;
+
+/// Feeds of a refresh of all that wait for their turn at the same time, so that one feed alone waits for few of them.
+const REFRESHED_AHEAD: usize = 16; // a guess: four times those that are fetched
 
 /// Pages of a podcast that are tried for a feed.
 const FEED_LINKS_MAX: usize = 3; // a guess: the first is the podcast, the others comments
@@ -127,18 +132,13 @@ impl PodcastService {
         let now = Timestamp::now();
         let imported = self.with(move |library| {
             let list = read_opml(&opml)?;
+            let imported = library.subscribe_all(&list.feeds, now)?;
             let mut skipped = list.skipped;
-            let mut feeds = 0;
-            for feed in list.feeds {
-                match library.subscribe(&feed.url, now) {
-                    Ok(_) => feeds += 1,
-                    Err(error @ LibraryError::Scheme(_)) => {
-                        skipped.push(error.to_string());
-                    }
-                    Err(error) => return Err(error),
-                }
-            }
-            Ok(ImportedSubscriptions { feeds, skipped })
+            skipped.extend(imported.skipped);
+            Ok(ImportedSubscriptions {
+                feeds: imported.feeds,
+                skipped,
+            })
         });
         let imported = imported.await?;
         self.changed();
@@ -187,10 +187,8 @@ impl Agent {
             let text = format!("{}: is not read; use http: or https:", url.scheme());
             return Err(TransferFailure::usage(text));
         }
-        let answer = match self
-            .fetch_document(&FeedFetch::of(url.clone(), FEED_BYTES_MAX))
-            .await
-        {
+        let ask = FeedFetch::of(url.clone(), FEED_BYTES_MAX).with_local_host(named_host(&url));
+        let answer = match self.fetch_document(&ask).await {
             Ok(answer) => answer,
             Err(FeedFault::NoNetwork) => return self.subscribe(&url, None).await,
             Err(FeedFault::Failed(text)) => return Err(TransferFailure::error(text)),
@@ -201,7 +199,9 @@ impl Agent {
             Err(FeedError::WebPage) => {
                 let links = feed_links_of_page(&answer.body, &answer.url);
                 for link in links.into_iter().take(FEED_LINKS_MAX) {
-                    let ask = FeedFetch::of(link.clone(), FEED_BYTES_MAX);
+                    // A page in a local network may lead to its own host, one of the Internet to none there.
+                    let ask = FeedFetch::of(link.clone(), FEED_BYTES_MAX)
+                        .with_local_host(answer.local_host.clone());
                     let Ok(answer) = self.fetch_document(&ask).await else {
                         continue;
                     };
@@ -227,11 +227,15 @@ impl Agent {
     ) -> Result<AddedChannel, TransferFailure> {
         let (service, now) = (&self.podcasts, Timestamp::now());
         let is_read_later = answer.is_none();
+        let is_local = answer.as_ref().is_some_and(|a| a.local_host.is_some());
         let (url, outcome) = (url.clone(), answer.map(outcome_of));
         let adding = service.adding.lock().await;
         let (id, report) = service
             .with(move |library| {
                 let id = library.subscribe(&url, now)?;
+                if is_local {
+                    library.allow_local_host(id)?;
+                }
                 let report = match outcome {
                     Some(outcome) => library.apply_refresh(id, outcome, now)?,
                     None => RefreshReport::default(),
@@ -298,7 +302,13 @@ impl Agent {
             return Err(TransferFailure::usage(text));
         }
         let service = &self.podcasts;
-        let channel = service.episode(episode).await?.summary.channel;
+        let found = service.episode(episode).await?;
+        let channel = found.summary.channel;
+        if found.summary.state == EpisodeState::Ready && ready_file(&found).is_none() {
+            service
+                .with(move |library| library.note_removed(episode))
+                .await?;
+        }
         let wanted = EpisodeDeadline {
             by,
             policy: of_policy.map(policy).transpose()?,
@@ -320,20 +330,26 @@ impl Agent {
         channel: ChannelId,
     ) -> Result<usize, TransferFailure> {
         let service = &self.podcasts;
-        let query = EpisodeQuery {
-            channel: Some(channel),
-            state: Some(EpisodeState::Downloading),
-            limit: SHOWN_MAX,
-            ..EpisodeQuery::default()
-        };
-        let running = service
-            .with(move |library| library.episodes(&query))
-            .await?;
-        let files = service
-            .with(move |library| library.unsubscribe(channel))
-            .await?;
-        for job in running.iter().filter_map(|episode| episode.job) {
-            self.cancel_download(job);
+        // No download of it begins in between.
+        let planning = service.planning.lock().await;
+        let ended = service.with(move |library| {
+            let active = library.active_downloads()?;
+            let is_its = |episode| {
+                let found = library.episode(episode)?;
+                Ok::<_, LibraryError>(found.is_some_and(|e| e.summary.channel == channel))
+            };
+            let mut running = Vec::new();
+            for download in active {
+                if is_its(download.episode)? {
+                    running.push(download);
+                }
+            }
+            Ok((running, library.unsubscribe(channel)?))
+        });
+        let (running, files) = ended.await?;
+        drop(planning);
+        for download in running {
+            self.discard_download(&download).await;
         }
         let removed = files.iter().filter(|file| file.exists() && remove(file));
         let removed = removed.count();
@@ -357,6 +373,24 @@ impl Agent {
             fields.insert("file".into(), json!(ready_file(episode)));
         }
         value
+    }
+
+    /// What a player is to play: the file of an episode if that is whole, else what its stream is ordered with.
+    async fn played_from(&self, id: EpisodeId) -> Result<Value, TransferFailure> {
+        let service = &self.podcasts;
+        let episode = service.episode(id).await?;
+        if let Some(file) = ready_file(&episode) {
+            return Ok(json!({"file": file}));
+        }
+        let source = service.with(move |library| library.episode_source(id));
+        let source = source.await?.ok_or_else(|| no_episode(id))?;
+        if let Some(refused) = source.refused {
+            return Err(TransferFailure::error(refused));
+        }
+        let password = source.authorization.iter();
+        let headers: Vec<String> = password.map(|v| format!("Authorization: {v}")).collect();
+        let local_hosts = LocalHosts::only(source.local_host.as_deref());
+        Ok(json!({"url": source.url, "headers": headers, "local_hosts": local_hosts}))
     }
 
     /// The episodes in the queue by deadline, then those that are ready and not played.
@@ -396,8 +430,20 @@ impl Agent {
         let is_empty = !service.exists();
         Ok(ok_response(match request {
             PodcastRequest::Add { url } => json!(self.add_podcast(&url).await?),
-            PodcastRequest::Search { words } => {
-                json!({"found": self.search_podcasts(&words).await?})
+            PodcastRequest::Search { words, offline } => {
+                let found = match offline {
+                    true => self.search_index(&words).await?,
+                    false => self.search_podcasts(&words).await?,
+                };
+                json!({"found": found})
+            }
+            PodcastRequest::Index { file } => json!(self.import_index(file).await?),
+            PodcastRequest::Backup { file } => {
+                let written = file.clone();
+                service
+                    .with(move |library| library.backup(&written))
+                    .await?;
+                json!({"file": file})
             }
             PodcastRequest::List if is_empty => json!({"channels": []}),
             PodcastRequest::List => json!({"channels": service.with(Library::channels).await?}),
@@ -424,6 +470,7 @@ impl Agent {
                 let episode = service.episode(episode).await?;
                 json!({"episode": self.whole_episode_json(&episode)})
             }
+            PodcastRequest::Play { episode } => self.played_from(episode).await?,
             PodcastRequest::Rule {
                 channel,
                 schedule,
@@ -458,7 +505,8 @@ impl Agent {
                         json!({"id": channel.id, "title": channel.title, "report": report}),
                     )
                 });
-                json!({"channels": futures_util::future::try_join_all(reports).await?})
+                let reports = stream::iter(reports).buffered(REFRESHED_AHEAD);
+                json!({"channels": reports.try_collect::<Vec<Value>>().await?})
             }
             PodcastRequest::Remove { channel } => {
                 let channel = service.named(&channel).await?;

@@ -8,6 +8,7 @@ use cedos_readycast::{ChannelId, Library, LibraryError};
 use jiff::Timestamp;
 use tokio::sync::{Notify, Semaphore};
 
+use super::refresh_queue::HostPermits;
 use crate::fetch::jobs;
 use crate::fetch::outcome::TransferFailure;
 use crate::stream::stream_transport::StreamTransport;
@@ -32,6 +33,8 @@ pub(in super::super) struct PodcastService {
     /// Channels whose feed is being fetched.
     pub(super) busy: Mutex<BTreeSet<ChannelId>>,
     pub(super) refreshes: Semaphore,
+    /// Permits of the hosts of feeds, taken before one of `refreshes`.
+    pub(super) hosts: HostPermits,
     /// Held while downloads are planned and queued, and while those in the queue get other terms: a rule that changes
     /// in between misses none.
     pub(super) planning: tokio::sync::Mutex<()>,
@@ -51,6 +54,7 @@ impl Default for PodcastService {
             refreshed: Notify::new(),
             busy: Mutex::default(),
             refreshes: Semaphore::new(REFRESHES_MAX),
+            hosts: HostPermits::default(),
             planning: tokio::sync::Mutex::default(),
             adding: tokio::sync::Mutex::default(),
             transport: OnceLock::new(),
@@ -60,7 +64,7 @@ impl Default for PodcastService {
 }
 
 /// The folder of the library.
-fn library_folder() -> Result<PathBuf, TransferFailure> {
+pub(super) fn library_folder() -> Result<PathBuf, TransferFailure> {
     let state = jobs::state_directory();
     let state = state.map_err(|error| TransferFailure::error(format!("{error:#}")))?;
     Ok(state.join("podcasts"))

@@ -24,8 +24,12 @@ pub fn lines(request: &PodcastRequest, answer: &Value, now: &Zoned) -> Vec<Strin
         PodcastRequest::Show { .. } => {
             let episodes = list("episodes");
             let head = channel(&answer["channel"]["summary"]);
+            let left_out = left_out(&answer["channel"]["skipped"]);
             let episodes = episodes.iter().map(|e| episode(e, false, now));
-            std::iter::once(head).chain(episodes).collect()
+            std::iter::once(head)
+                .chain(left_out)
+                .chain(episodes)
+                .collect()
         }
         PodcastRequest::Queue => {
             let episodes = list("episodes");
@@ -35,6 +39,10 @@ pub fn lines(request: &PodcastRequest, answer: &Value, now: &Zoned) -> Vec<Strin
         PodcastRequest::Import { .. } => {
             vec![format!("Subscribed: {}", answer["feeds"])]
         }
+        PodcastRequest::Index { .. } => {
+            vec![format!("Podcasts in the index: {}", answer["podcasts"])]
+        }
+        PodcastRequest::Backup { .. } => vec![text(&answer["file"])],
         PodcastRequest::Remove { .. } => {
             let title = text(&answer["channel"]["title"]);
             vec![format!(
@@ -47,7 +55,7 @@ pub fn lines(request: &PodcastRequest, answer: &Value, now: &Zoned) -> Vec<Strin
         | PodcastRequest::Download { .. } => {
             vec![episode(&answer["episode"]["summary"], true, now)]
         }
-        PodcastRequest::Export => Vec::new(),
+        PodcastRequest::Export | PodcastRequest::Play { .. } => Vec::new(),
     }
 }
 
@@ -91,11 +99,14 @@ fn time(value: &Value) -> Option<Timestamp> {
 fn found(found: &Value) -> String {
     let author = text(&found["author"]);
     let by = (!author.is_empty()).then(|| format!(" ({author})"));
+    let language = text(&found["language"]);
+    let language = (!language.is_empty()).then(|| format!(" [{language}]"));
     format!(
-        "{}   {}{}",
+        "{}   {}{}{}",
         text(&found["url"]),
         text(&found["title"]),
-        by.unwrap_or_default()
+        by.unwrap_or_default(),
+        language.unwrap_or_default()
     )
 }
 
@@ -113,6 +124,21 @@ fn channel(channel: &Value) -> String {
         line += &format!("   {}", escape_controls(problem));
     }
     line
+}
+
+/// What of a feed is not in the library; none if all is.
+fn left_out(skipped: &Value) -> Option<String> {
+    let reasons = [
+        ("without_enclosure", "without audio or video"),
+        ("duplicates", "with the identifier of a newer one"),
+        ("beyond_limit", "older than those that are kept"),
+    ];
+    let reasons = reasons.into_iter().filter_map(|(field, words)| {
+        let items = skipped[field].as_u64().filter(|items| *items > 0)?;
+        Some(format!("{items} {words}"))
+    });
+    let reasons: Vec<String> = reasons.collect();
+    (!reasons.is_empty()).then(|| format!("left out of the feed: items {}", reasons.join(", ")))
 }
 
 fn refreshed(channel: &Value) -> String {
