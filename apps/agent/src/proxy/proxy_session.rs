@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use d2tp_driver::{
     CarriedByLink, DriverError, EndpointConfig, Flow, FlowEnd, FlowSettings, LinkStatus, LinkUse,
-    ReasonCode, SchedulerHandle, SecretKey, ServerAddress, SessionEvent,
+    ReasonCode, SchedulerHandle, SecretKey, ServerList, SessionEvent,
 };
 use d2tp_links::{CostClass, Link};
 use d2tp_sched::{CostPolicy, Grant, SchedulerKind};
@@ -126,12 +126,12 @@ impl ProxySession {
     /// To this proxy, over these links. Must be called on a runtime; nothing is sent yet.
     pub fn new(
         far: ProxySessionPeer,
-        address: ServerAddress,
+        servers: impl Into<ServerList>,
         key: SecretKey,
         links: watch::Receiver<Arc<Vec<Link>>>,
         set: impl FnOnce(&mut EndpointConfig),
     ) -> Arc<ProxySession> {
-        let proxy = ProxyClient::new(address, key, links.clone(), None).with_config(set);
+        let proxy = ProxyClient::new(servers, key, links.clone(), None).with_config(set);
         let line = Arc::new(ProxySession {
             far,
             proxy,
@@ -335,6 +335,7 @@ impl ProxySession {
         let mut wanted = self.wanted.subscribe();
         let _ = wanted.wait_for(Option::is_some).await;
         loop {
+            self.proxy.select_anew();
             match self.proxy.connect().await {
                 Ok(Some(mut events)) => {
                     self.state.send_modify(|state| state.up = true);
