@@ -46,16 +46,16 @@ pub struct ServerChoice {
     pub nearest: Option<usize>,
     /// The round trip to each that was asked and answered, by place in the list.
     pub round_trips: Vec<Option<Duration>>,
-    /// The places of those that were asked for as long as an answer could have come, and did not answer.
+    /// The places of servers that had time to answer, and did not.
     pub silent: Vec<usize>,
 }
 
 /// When a choice ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ChoiceEnd {
-    /// As soon as no other server can win.
+    /// The choice ends once no other server can win.
     Decided,
-    /// When every server has answered, or cannot.
+    /// The choice ends when every server has answered, or cannot.
     AllAnswered,
 }
 
@@ -247,7 +247,12 @@ mod tests {
             (closed, closed, None),
         ] {
             let servers = vec![asked(first, 1), asked(second, 2)];
-            let choice = choose_server(servers, PATIENCE).await;
+            // Nobody is waited for who does not come.
+            let patience = match nearest {
+                Some(_) => PATIENCE,
+                None => Duration::from_millis(300),
+            };
+            let choice = choose_server(servers, patience).await;
             assert_eq!(choice.nearest, nearest);
             let answered = choice.round_trips.iter().position(Option::is_some);
             assert_eq!(answered, nearest);

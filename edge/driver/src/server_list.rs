@@ -17,7 +17,7 @@ pub struct ServerList(Vec<ServerAddress>);
 /// A text is not a list of servers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ServerListError {
-    /// One of the addresses is wrong.
+    /// An address of the list is wrong.
     #[error(transparent)]
     Address(#[from] AddressError),
     /// Addresses of one key are not nodes of one server, or there are too many.

@@ -35,7 +35,7 @@ pub(super) struct ServerSelection {
     current: usize,
     /// Whether the next session goes to the current one without a question.
     is_settled: bool,
-    /// Those that do not let this device in.
+    /// The places of proxies that do not let this device in.
     refused: Vec<usize>,
     /// The round trip to each, as measured last on this network.
     round_trips: Vec<Option<Duration>>,
@@ -110,7 +110,7 @@ impl ProxyClient {
         let network = self.network_name();
         let known = RoundTripStore::read().of_network(&network);
         let asked = self.asked_servers(|key| known.get(&key.to_string()).copied());
-        let choice = match asked.iter().all(|server| is_unreachable(server)) {
+        let choice = match asked.iter().all(is_unreachable) {
             true => ServerChoice::default(),
             false => choose_server(asked, ANSWERS_WITHIN).await,
         };
