@@ -48,6 +48,6 @@ pub use links::{DeviceLinkSettings, DeviceLinks, LinkNews, TrackedStatus};
 pub use meter::TICK;
 pub use node_choice::{NodeAction, NodeChoice, NodeView};
 pub use renewal::SleepMeter;
-pub use server_race::{RACE_TIE, ServerRace, nearest};
+pub use server_race::{RACE_TIE, ServerRace, nearest_server};
 pub use stream::{StreamFailure, StreamStatus};
 pub use tracked::NODE_ANSWER_MAX;

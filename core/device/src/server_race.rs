@@ -38,7 +38,7 @@ pub struct ServerRace {
 impl ServerRace {
     /// Begins a race. `known`: the round trip to each server on this network, where one was measured.
     pub fn new(now: Time, known: &[Option<Span>]) -> ServerRace {
-        let first = nearest(known);
+        let first = nearest_server(known);
         let turn = first.and_then(|first| known[first]);
         let turn = turn.map(|trip| (trip.times(2) + TURN_BESIDE).min(TURN_MAX));
         let entry = |(place, known): (usize, &Option<Span>)| RaceEntry {
@@ -82,7 +82,7 @@ impl ServerRace {
 
     /// The server that is nearest by the answers that there are.
     pub fn leader(&self) -> Option<usize> {
-        nearest(&self.round_trips())
+        nearest_server(&self.round_trips())
     }
 
     /// The server that is used, once no other that was asked can win.
@@ -136,7 +136,7 @@ impl ServerRace {
 }
 
 /// The place of the nearest: the first whose round trip is within [`RACE_TIE`] of the shortest.
-pub fn nearest(round_trips: &[Option<Span>]) -> Option<usize> {
+pub fn nearest_server(round_trips: &[Option<Span>]) -> Option<usize> {
     let shortest = round_trips.iter().flatten().min()?;
     let is_near = |trip: &Option<Span>| trip.is_some_and(|trip| trip <= *shortest + RACE_TIE);
     round_trips.iter().position(is_near)

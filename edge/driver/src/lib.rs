@@ -74,6 +74,7 @@ mod workers;
 pub use address::{AddressError, NODES_MAX, NodeAddress, PORT_DEFAULT, ServerAddress, ServerNodes};
 pub use attach::{Attach, Attachment, KernelLinks};
 pub use clock::boot;
+pub use d2tp_device::nearest_server;
 pub use d2tp_sched::CarriedByLink;
 pub use d2tp_session::{
     AckOffload, Admission, BadCidShare, CONTEXTS, CONTEXTS_OF_COPIES, CidShare, CipherSuite,

@@ -55,7 +55,7 @@ use supply_inbox::SupplyInbox;
 
 pub use flow_loss::FlowLoss;
 pub use link_traffic::LinkTraffic;
-pub use server_selection::{ProxyStatus, SILENT_MAX, describe_proxies};
+pub use server_selection::{ProxyStatus, SILENT_MAX, describe_proxies, remembered_round_trips};
 
 /// Time to end the flow and the session with a proxy.
 const FAREWELL: Duration = Duration::from_millis(500); // a guess: one slow round trip

@@ -165,6 +165,15 @@ impl StreamTransport {
                         if proxy.device().is_none_or(|device| device.ended().is_some()) {
                             break;
                         }
+                        let is_asked = proxy.has_alternatives() && self.is_online(proxy);
+                        // What a stream asked for it asks for again, so that nothing is lost.
+                        if is_asked
+                            && !proxy.has_answering_path()
+                            && let Some(moved) = proxy.leave_silent_proxy()
+                        {
+                            tracing::warn!("{moved}");
+                            break;
+                        }
                     }
                     if let Err(failure) = proxy.flow_loss() {
                         self.measured().trouble = Some(failure.text);
@@ -176,6 +185,11 @@ impl StreamTransport {
             }
             sleep(CALL_AGAIN).await;
         }
+    }
+
+    /// Whether a network is up over which the proxy may answer.
+    fn is_online(&self, proxy: &ProxyClient) -> bool {
+        proxy.needs_no_link() || self.links.borrow().iter().any(Link::is_usable)
     }
 
     /// Why there is no session, if so.

@@ -11,7 +11,8 @@
 use std::time::Duration;
 
 use d2tp_driver::{
-    AskedServer, PublicKey, ServerAddress, ServerChoice, choose_server, measure_servers,
+    AskedServer, PublicKey, ServerAddress, ServerChoice, ServerList, choose_server,
+    measure_servers,
 };
 use d2tp_links::{CostClass, Link, LinkKind};
 use tokio::sync::oneshot;
@@ -26,6 +27,8 @@ use crate::fetch::session_refusal::host_and_port;
 pub const SILENT_MAX: Duration = Duration::from_secs(4); // five handshake tries on a fast link
 /// How long answers are awaited.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(1); // as `ANSWERS_WITHIN` of nodes in `d2tp-device`
+/// How old answers may be when they are used: longer ago another proxy may have fallen silent.
+const ANSWERS_FRESH: Duration = Duration::from_secs(3); // `ANSWERS_WITHIN`, and two calls
 /// The pause before others are asked again while no proxy answers.
 const ASKED_AGAIN_AFTER: Duration = Duration::from_secs(2); // a guess
 
@@ -42,6 +45,8 @@ pub(super) struct ServerSelection {
     /// Answers that are awaited because the current one is silent.
     search: Option<oneshot::Receiver<ServerChoice>>,
     searched_at: Option<BootInstant>,
+    /// How often a silent proxy was left.
+    moves: u64,
 }
 
 impl ServerSelection {
@@ -88,6 +93,24 @@ impl ProxyClient {
             .collect()
     }
 
+    /// How long the proxy may be silent before a transfer leaves it: one that never answered is left at once.
+    pub fn silent_max(&self) -> Duration {
+        match self.state().selection.is_settled {
+            true => SILENT_MAX,
+            false => Duration::ZERO,
+        }
+    }
+
+    /// Whether there is another proxy to go to.
+    pub fn has_alternatives(&self) -> bool {
+        self.servers.servers().len() > 1 && self.given.is_none()
+    }
+
+    /// How often a silent proxy was left for another one.
+    pub fn moves(&self) -> u64 {
+        self.state().selection.moves
+    }
+
     /// Which of several proxies is in use and why: `near:4433 (14 ms; far:4433 82 ms)`.
     pub fn describe_proxy(&self) -> Option<String> {
         let proxies = self.proxies();
@@ -103,8 +126,7 @@ impl ProxyClient {
             let state = self.state();
             (state.selection.is_settled, state.claim.is_some())
         };
-        let is_one = self.servers.servers().len() < 2 || self.given.is_some();
-        if is_one || is_settled || is_claimed {
+        if !self.has_alternatives() || is_settled || is_claimed {
             return;
         }
         let network = self.network_name();
@@ -156,11 +178,11 @@ impl ProxyClient {
         true
     }
 
-    /// Asks the other proxies if no path to the current one has answered for `silence`, and moves to another one that
-    /// answers while this one does not. Returns what happened, for users; there is no session then. To be called once
-    /// a second at least while an answer is due.
-    pub fn leave_silent_proxy(&self, silence: Duration) -> Option<String> {
-        if self.servers.servers().len() < 2 || self.given.is_some() {
+    /// Asks all proxies if no path to the current one answers, and moves to another one that answers while this one
+    /// does not. Returns what happened, for users; there is no session then. To be called once a second at least while
+    /// an answer is due.
+    pub fn leave_silent_proxy(&self) -> Option<String> {
+        if !self.has_alternatives() {
             return None;
         }
         if self.has_answering_path() {
@@ -170,11 +192,12 @@ impl ProxyClient {
         let now = BootInstant::now();
         let mut state = self.state();
         let selection = &mut state.selection;
+        let again = selection.searched_at.map(|at| now.since(at));
+        if again.is_none_or(|again| again >= ANSWERS_FRESH) {
+            selection.search = None;
+        }
         let Some(search) = &mut selection.search else {
-            let again = selection.searched_at.map(|at| now.since(at));
-            // A session that began without an answer of its proxy has nothing to lose at it.
-            let is_due = silence >= SILENT_MAX || !selection.is_settled;
-            if is_due && again.is_none_or(|again| again >= ASKED_AGAIN_AFTER) {
+            if again.is_none_or(|again| again >= ASKED_AGAIN_AFTER) {
                 selection.searched_at = Some(now);
                 drop(state);
                 self.search();
@@ -198,6 +221,11 @@ impl ProxyClient {
             .nearest
             .filter(|nearest| *nearest != place && !is_there)?;
         let before = self.address_text();
+        self.state().selection.moves += 1;
+        if let Some(device) = self.device() {
+            // Ends its flows here, and there if the packet arrives.
+            device.say_goodbye();
+        }
         self.drop_session();
         let mut state = self.state();
         state.selection.current = nearest;
@@ -262,13 +290,7 @@ impl ProxyClient {
     }
 
     fn free_links(&self) -> Vec<Link> {
-        let links = self.links.borrow();
-        let is_free = |link: &&Link| {
-            link.kind != LinkKind::Loopback
-                && link.class.class == CostClass::Free
-                && link.is_usable()
-        };
-        links.iter().filter(is_free).cloned().collect()
+        free_links(&self.links.borrow())
     }
 
     /// What tells the networks that carry probes from others: devices with their gateways.
@@ -292,6 +314,24 @@ impl ProxyClient {
         RoundTripStore::record(network, by_key.collect(), silent.collect());
         measured
     }
+}
+
+/// The links over which proxies are asked.
+fn free_links(links: &[Link]) -> Vec<Link> {
+    let is_free = |link: &&Link| {
+        link.kind != LinkKind::Loopback
+            && link.class.class == CostClass::Free
+            && link.is_usable()
+    };
+    links.iter().filter(is_free).cloned().collect()
+}
+
+/// The round trip to each proxy of a list, as earlier transfers measured it on the network of these links; none of one
+/// that was not measured.
+pub fn remembered_round_trips(servers: &ServerList, links: &[Link]) -> Vec<Option<Duration>> {
+    let known = RoundTripStore::read().of_network(&network_name(&free_links(links)));
+    let known = |server: &ServerAddress| known.get(&server.key.to_string()).copied();
+    servers.servers().iter().map(known).collect()
 }
 
 fn is_unreachable(server: &AskedServer) -> bool {

@@ -227,7 +227,10 @@ impl<'a> ProxySource<'a> {
         let (Some(silence), true) = (silence, self.flow.is_download()) else {
             return false;
         };
-        let Some(text) = self.client.leave_silent_proxy(silence) else {
+        if silence < self.client.silent_max() {
+            return false;
+        }
+        let Some(text) = self.client.leave_silent_proxy() else {
             return false;
         };
         self.session.events = None;
