@@ -11,8 +11,7 @@
 use std::time::Duration;
 
 use d2tp_driver::{
-    AskedServer, PublicKey, ServerAddress, ServerChoice, ServerList, choose_server,
-    measure_servers,
+    AskedServer, PublicKey, ServerAddress, ServerChoice, ServerList, choose_server, measure_servers,
 };
 use d2tp_links::{CostClass, Link, LinkKind};
 use tokio::sync::oneshot;
@@ -319,9 +318,7 @@ impl ProxyClient {
 /// The links over which proxies are asked.
 fn free_links(links: &[Link]) -> Vec<Link> {
     let is_free = |link: &&Link| {
-        link.kind != LinkKind::Loopback
-            && link.class.class == CostClass::Free
-            && link.is_usable()
+        link.kind != LinkKind::Loopback && link.class.class == CostClass::Free && link.is_usable()
     };
     links.iter().filter(is_free).cloned().collect()
 }
