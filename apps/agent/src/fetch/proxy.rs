@@ -311,9 +311,12 @@ impl ProxyClient {
         });
         if self.needs_no_link() {
             device.use_default_route()?;
-        } else {
-            device.follow_links(self.links.clone(), usage);
         }
+        let (address, is_given) = (self.address(), self.given.is_some());
+        // A network may come up just now: its routes are known to the system before they are known here.
+        device.follow_links_or_route(self.links.clone(), usage, move |links| {
+            !is_given && is_reached_without_link(&address, links)
+        });
         let mut state = self.state();
         // What is not taken up now is over.
         state.claim = None;
@@ -341,20 +344,7 @@ impl ProxyClient {
     }
 
     fn is_reached_without_link(&self, address: &ServerAddress) -> bool {
-        if self.given.is_some() {
-            return false;
-        }
-        let links = self.links.borrow();
-        let ip: IpAddr = match address.host.parse() {
-            Ok(ip) => ip,
-            Err(_) => return address.host == "localhost",
-        };
-        ip.is_loopback()
-            || links.iter().any(|link| link.addresses.contains(&ip))
-            || (!links
-                .iter()
-                .any(|link| link.kind != LinkKind::Loopback && link.is_usable())
-                && LocalOrigin::of_address(ip, &links).is_some())
+        self.given.is_none() && is_reached_without_link(address, &self.links.borrow())
     }
 
     /// Drops the session, which has ended, and keeps its counts.
@@ -486,6 +476,20 @@ impl ProxyClient {
         }
         device.close().await;
     }
+}
+
+/// Whether a proxy is on this machine, or on a local network while none leads further.
+fn is_reached_without_link(address: &ServerAddress, links: &[Link]) -> bool {
+    let ip: IpAddr = match address.host.parse() {
+        Ok(ip) => ip,
+        Err(_) => return address.host == "localhost",
+    };
+    ip.is_loopback()
+        || links.iter().any(|link| link.addresses.contains(&ip))
+        || (!links
+            .iter()
+            .any(|link| link.kind != LinkKind::Loopback && link.is_usable())
+            && LocalOrigin::of_address(ip, links).is_some())
 }
 
 /// What a link may be used for. Use of metered links is decided per flow.

@@ -126,9 +126,11 @@ impl StreamTransport {
         self.measured.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notified when links change.
+    /// Notified when links change from now on.
     pub fn links(&self) -> watch::Receiver<Arc<Vec<Link>>> {
-        self.links.clone()
+        let mut links = self.links.clone();
+        links.mark_unchanged();
+        links
     }
 
     /// Which host talks to origins.
