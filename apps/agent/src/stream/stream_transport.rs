@@ -586,6 +586,18 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     #[tokio::test]
+    async fn what_is_known_of_links_wakes_nobody() {
+        let (sender, links) = watch::channel(Arc::new(Vec::new()));
+        let tls = crate::fetch::tls::OriginTls::new(None).unwrap();
+        let transport = StreamTransport::direct(DirectConnector::new(tls), links);
+        sender.send_replace(Arc::new(Vec::new()));
+        let news = transport.links();
+        assert!(!news.has_changed().unwrap());
+        sender.send_replace(Arc::new(Vec::new()));
+        assert!(news.has_changed().unwrap());
+    }
+
+    #[tokio::test]
     async fn the_status_is_heard_however_it_comes() {
         for step in [1, 5, 64] {
             let (ours, mut theirs) = tokio::io::duplex(1 << 10);
