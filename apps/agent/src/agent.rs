@@ -51,7 +51,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use d2tp_driver::{SecretKey, ServerAddress};
+use d2tp_driver::{SecretKey, ServerList};
 use d2tp_links::{ClassRules, CostResolver, IneffectiveRuleError, Link, LinkMonitor, NetworkRules};
 use d2tp_power::LinuxMachine;
 use tokio::sync::{broadcast, watch};
@@ -128,8 +128,8 @@ pub struct AgentOptions {
 pub struct LocalProxy {
     /// The loopback address that the local proxy listens at.
     pub address: SocketAddr,
-    /// The D2Prox that it uses.
-    pub server: ServerAddress,
+    /// The D2Prox that it uses: the nearest of several.
+    pub server: ServerList,
     /// The key of this device.
     pub key: SecretKey,
     /// The options of connections for which the program gives none.

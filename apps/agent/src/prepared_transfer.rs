@@ -9,7 +9,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use d2tp_driver::{AckOffload, AddressError, EndpointConfig, Qlog, SecretKey, ServerAddress};
+use d2tp_driver::{AckOffload, EndpointConfig, Qlog, SecretKey, ServerList, ServerListError};
 use d2tp_links::Link;
 use d2tp_sched::CostPolicy;
 use d2tp_session::DrwaLambda;
@@ -77,7 +77,7 @@ pub struct PreparedTransfer {
     mode: FetchMode,
     tls: Option<OriginTls>,
     key: Option<SecretKey>,
-    proxy: Option<ServerAddress>,
+    proxy: Option<ServerList>,
     /// The upload's file, if the order is an upload.
     upload: Option<UploadSpec>,
     /// The hosts of local networks that a download may lead to.
@@ -101,8 +101,8 @@ impl PreparedTransfer {
     ) -> Result<PreparedTransfer, TransferFailure> {
         let proxy = match order.prox.as_deref().filter(|text| !text.is_empty()) {
             Some(text) => {
-                let read = text.parse::<ServerAddress>();
-                Some(read.map_err(|e: AddressError| TransferFailure::usage(e.to_string()))?)
+                let read = text.parse::<ServerList>();
+                Some(read.map_err(|e: ServerListError| TransferFailure::usage(e.to_string()))?)
             }
             None => None,
         };
@@ -143,7 +143,7 @@ impl PreparedTransfer {
     fn prepare_upload(
         order: &TransferOrder,
         job: TransferJob,
-        proxy: Option<ServerAddress>,
+        proxy: Option<ServerList>,
     ) -> Result<PreparedTransfer, TransferFailure> {
         if !matches!(job.url.scheme(), "http" | "https") || !job.url.has_host() {
             let text = format!("{} is not an http:// or https:// URL", job.url);
@@ -199,7 +199,9 @@ impl PreparedTransfer {
         purpose: TransportPurpose,
     ) -> TransferTransport {
         let origin = |whom, key| {
-            let (proxy, links, log) = (self.proxy.clone(), links.clone(), tuning.log.clone());
+            // A relayed session stays with its relay: the preferred one.
+            let proxy = self.proxy.as_ref().map(|proxies| proxies.first().clone());
+            let (links, log) = (links.clone(), tuning.log.clone());
             D2tpOrigin::new(whom, proxy, key, self.session_config(tuning), links, log)
         };
         let end_to_end = match (self.target.clone(), &self.key) {
@@ -264,7 +266,7 @@ impl PreparedTransfer {
         links: &watch::Receiver<Arc<Vec<Link>>>,
         origin: impl Fn(D2tpTarget, SecretKey) -> D2tpOrigin,
     ) -> Option<D2tpOrigin> {
-        let proxy = self.proxy.as_ref().map(ToString::to_string);
+        let proxy = self.proxy.as_ref().map(|all| all.first().to_string());
         let address = alt_svc::known_server(&self.job.url, proxy.as_deref())?;
         let key = match &self.key {
             Some(key) => key.clone(),

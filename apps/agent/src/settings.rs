@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
-use d2tp_driver::ServerAddress;
+use d2tp_driver::{PublicKey, ServerAddress, ServerList};
 use d2tp_links::{ClassRules, CostResolver, LinkMonitor, NetworkManager, NetworkRules};
 
 use settings_file::SettingsFile;
@@ -225,11 +225,11 @@ impl UserSettings {
         })
     }
 
-    /// The address of the proxy to use: the one whose nodes options name, else the default one; `None`
-    /// if `without`, or if none is set.
+    /// The addresses of the proxies to use, separated by spaces, the preferred one first: those that options name,
+    /// else the default ones; `None` if `without`, or if none is set.
     ///
     /// # Errors
-    /// There is no proxy of a name, or several have different keys.
+    /// There is no proxy of a name, or the addresses cannot be in one list.
     pub fn proxy(
         &self,
         options: &[String],
@@ -238,13 +238,41 @@ impl UserSettings {
         if without {
             return Ok(None);
         }
-        let mut named: Vec<String> = options.iter().filter(|o| !o.is_empty()).cloned().collect();
+        let words =
+            |text: &String| -> Vec<String> { text.split_whitespace().map(str::to_owned).collect() };
+        let mut named: Vec<String> = options.iter().flat_map(words).collect();
         if named.is_empty() {
-            named.extend(self.chosen("proxy.default"));
+            named.extend(self.default_proxies());
         }
         let named = named.iter().map(|text| self.proxy_address(text));
         let addresses: Vec<String> = named.collect::<Result<_, _>>()?;
-        one_proxy(addresses).map_err(|text| SettingsError { path: None, text })
+        proxy_list(&addresses).map_err(|text| SettingsError { path: None, text })
+    }
+
+    /// The proxies that commands use, as the settings name them, the preferred one first.
+    pub fn default_proxies(&self) -> Vec<String> {
+        let chosen = self.chosen("proxy.default").unwrap_or_default();
+        chosen.split_whitespace().map(str::to_owned).collect()
+    }
+
+    /// The proxies that the files name as the default ones, whatever the environment says.
+    pub fn listed_proxies(&self) -> Vec<String> {
+        let named = self
+            .files
+            .iter()
+            .find_map(|file| file.values.get("proxy.default"));
+        let words = named.map(|text| text.split_whitespace().map(str::to_owned));
+        words.into_iter().flatten().collect()
+    }
+
+    /// The name of the proxy with this key in the settings, if it has one.
+    pub fn proxy_name(&self, key: &PublicKey) -> Option<&str> {
+        let proxies = self.proxies().into_iter();
+        let mut same = proxies.filter(|(_, (known, _))| {
+            let known = known.parse::<ServerAddress>();
+            known.is_ok_and(|known| known.key == *key)
+        });
+        same.next().map(|(name, _)| name)
     }
 
     /// Uses the HTTP proxy of the files for streams of this process. One that the environment names wins by
@@ -288,26 +316,21 @@ impl UserSettings {
     }
 }
 
-/// The address of a proxy with all the nodes that these addresses name; `None` if there are none.
+/// The text of a list of proxies with these addresses; `None` if there are none.
 ///
 /// # Errors
-/// They cannot be nodes of one proxy.
-pub fn one_proxy(mut addresses: Vec<String>) -> Result<Option<String>, String> {
-    if addresses.len() < 2 {
-        return Ok(addresses.pop());
+/// They cannot be in one list.
+pub fn proxy_list(addresses: &[String]) -> Result<Option<String>, String> {
+    match addresses {
+        [] => Ok(None),
+        // What is no address is for those who use it to explain.
+        [one] => Ok(Some(one.clone())),
+        several => {
+            let list = several.join(" ").parse::<ServerList>();
+            let list = list.map_err(|error| error.to_string())?;
+            Ok(Some(list.to_string()))
+        }
     }
-    let mut all = Vec::new();
-    for text in addresses {
-        all.push(
-            text.parse::<ServerAddress>()
-                .map_err(|error| error.to_string())?,
-        );
-    }
-    let mut first = all.remove(0);
-    for other in all {
-        first.add_nodes(&other)?;
-    }
-    Ok(Some(first.to_string()))
 }
 
 /// The user's rules for networks: from this file, else from the usual ones.
@@ -450,6 +473,54 @@ mod tests {
             all.proxy(&["host:1/x".into()], false).unwrap().unwrap(),
             "host:1/x"
         );
+    }
+
+    #[test]
+    fn several_proxies_are_a_list_with_the_preferred_one_first() {
+        let other = ADDRESS.replace("/BwcH", "/CwcH");
+        let all = |default: &str| {
+            let text = format!(
+                "[proxies]\nhome = \"{ADDRESS}\"\nwork = \"{other}\"\n[proxy]\ndefault = {default}\n"
+            );
+            settings(&text)
+        };
+        let both = format!("{other} {ADDRESS}");
+        for default in ["[\"work\", \"home\"]", "\"work home\""] {
+            let all = all(default).unwrap();
+            assert_eq!(all.default_proxies(), ["work", "home"]);
+            assert_eq!(all.proxy(&[], false).unwrap().unwrap(), both);
+            let named = ["home".to_owned(), "work".to_owned()];
+            let turned = format!("{ADDRESS} {other}");
+            assert_eq!(all.proxy(&named, false).unwrap().unwrap(), turned);
+            assert_eq!(
+                all.proxy_name(&other.parse::<ServerAddress>().unwrap().key),
+                Some("work")
+            );
+        }
+        for wrong in [
+            "[\"work\", 1]",
+            "[]",
+            "\"\"",
+            "[\"my proxy\", \"d2tp://h:1/k\"]",
+        ] {
+            let error = all(wrong).unwrap_err().to_string();
+            assert!(error.contains("proxy.default"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_list_of_proxies_is_written_as_an_array() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.toml");
+        for (text, line) in [
+            ("home", "default = \"home\""),
+            ("home work", "default = [\"home\", \"work\"]"),
+            ("work", "default = \"work\""),
+        ] {
+            settings_file::change(&path, &[SettingsChange::Set("proxy.default", text)]).unwrap();
+            let written = std::fs::read_to_string(&path).unwrap();
+            assert!(written.contains(line), "{written}");
+        }
     }
 
     #[test]

@@ -35,6 +35,7 @@ mod links;
 mod meter;
 mod node_choice;
 mod renewal;
+mod server_race;
 mod stream;
 mod tracked;
 
@@ -47,5 +48,6 @@ pub use links::{DeviceLinkSettings, DeviceLinks, LinkNews, TrackedStatus};
 pub use meter::TICK;
 pub use node_choice::{NodeAction, NodeChoice, NodeView};
 pub use renewal::SleepMeter;
+pub use server_race::{RACE_TIE, ServerRace, nearest_server};
 pub use stream::{StreamFailure, StreamStatus};
 pub use tracked::NODE_ANSWER_MAX;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use d2tp_driver::{PublicKey, ServerAddress};
+use d2tp_driver::{PublicKey, ServerAddress, ServerList};
 
 use crate::address::SocketName;
 use crate::agent_message::ReopenOptions;
@@ -51,9 +51,10 @@ pub(crate) fn server_of(
             `cedos join`";
         return Err(SocketFault::new(libc::ENETUNREACH, why));
     };
-    let server = text.parse();
-    let server = server.map_err(|error| SocketFault::new(libc::EINVAL, error))?;
-    Ok((server, true))
+    let servers = text.parse::<ServerList>();
+    let servers = servers.map_err(|error| SocketFault::new(libc::EINVAL, error))?;
+    // The preferred one: sockets do not compare proxies.
+    Ok((servers.first().clone(), true))
 }
 
 /// The server of a connection.

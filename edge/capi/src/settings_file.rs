@@ -23,8 +23,23 @@ struct SocketSettings {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct ProxySettings {
+    #[serde(deserialize_with = "words")]
     default: Option<String>,
     http: Option<String>,
+}
+
+/// Reads a text, or an array of texts as words of one.
+fn words<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum OneOrMore {
+        One(String),
+        More(Vec<String>),
+    }
+    Ok(Some(match OneOrMore::deserialize(deserializer)? {
+        OneOrMore::One(text) => text,
+        OneOrMore::More(words) => words.join(" "),
+    }))
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -88,8 +103,8 @@ fn first<'a>(
     files.iter().find_map(of).cloned()
 }
 
-/// The address of the proxy that sockets use: of `$CEDOS_PROX`, else of the settings. Either may name one of
-/// the settings' proxies.
+/// The addresses of the proxies that sockets may use, separated by spaces, the preferred one first: of
+/// `$CEDOS_PROX`, else of the settings. Either may name the settings' proxies.
 ///
 /// # Errors
 /// The settings cannot be read.
@@ -104,7 +119,12 @@ pub(crate) fn default_proxy() -> Result<Option<String>, SocketFault> {
 
 fn proxy_in(files: &[SocketSettings], said: Option<String>) -> Option<String> {
     let named = said.or_else(|| first(files, |file| file.proxy.default.as_ref()))?;
-    Some(first(files, |file| file.proxies.get(&named)).unwrap_or(named))
+    let address = |word: &str| {
+        let known = first(files, |file| file.proxies.get(word));
+        known.unwrap_or_else(|| word.to_owned())
+    };
+    let addresses: Vec<String> = named.split_whitespace().map(address).collect();
+    Some(addresses.join(" "))
 }
 
 /// The device's key file of the settings.
@@ -155,6 +175,11 @@ mod tests {
         assert_eq!(proxy_in(&files, None), home);
         assert_eq!(proxy_in(&files, Some("home".into())), home);
         assert_eq!(proxy_in(&files, Some("x".into())), Some("x".into()));
+        let both = Some("x d2tp://h:1/K?stream=8443".to_owned());
+        assert_eq!(proxy_in(&files, Some("x home".into())), both);
+        let listed = file("listed", "[proxy]\ndefault = [\"x\", \"y\"]\n");
+        let listed = read(&[listed]).expect("it is read");
+        assert_eq!(proxy_in(&listed, None), Some("x y".into()));
         let http = first(&files, |file| file.proxy.http.as_ref());
         assert_eq!(http.as_deref(), Some("http://p:3128"));
         let broken = read(&[file("broken", "[proxy\n")]).expect_err("no TOML");

@@ -84,7 +84,7 @@ impl ServerAddress {
         let (ours, theirs) = (self.to_string(), other.to_string());
         if self.key != other.key {
             return Err(format!(
-                "{ours} and {theirs} have different keys: they are two proxies, of which one can be used at a time"
+                "{ours} and {theirs} have different keys: they are two proxies, not nodes of one"
             ));
         }
         if self.host == other.host && self.nodes == other.nodes && self.port == other.port {

@@ -292,14 +292,37 @@ impl Device {
     /// change.
     pub fn follow_links(
         &mut self,
+        links: watch::Receiver<Arc<Vec<Link>>>,
+        usage: impl Fn(&Link) -> LinkUse + Send + 'static,
+    ) {
+        self.follow_links_or_route(links, usage, |_| false);
+    }
+
+    /// Follows the machine's links as [`Device::follow_links`] does. While `is_by_route` is true of them, the server is
+    /// reached by the system's route alone, as [`Device::use_default_route`] does: on a local network without a router,
+    /// for example.
+    pub fn follow_links_or_route(
+        &mut self,
         mut links: watch::Receiver<Arc<Vec<Link>>>,
         usage: impl Fn(&Link) -> LinkUse + Send + 'static,
+        is_by_route: impl Fn(&[Link]) -> bool + Send + 'static,
     ) {
         let body = self.body.clone();
         self.watcher = Some(tokio::spawn(async move {
             loop {
                 let now: Arc<Vec<Link>> = links.borrow_and_update().clone();
-                body.update(&now, &usage);
+                let by_route = is_by_route(&now);
+                if by_route
+                    && !body.has_default_route()
+                    && let Err(error) = body.open_default_route()
+                {
+                    tracing::warn!(%error, "no socket for the system's route");
+                }
+                body.update(if by_route { &[] } else { &now }, &usage);
+                if !by_route && body.has_default_route() {
+                    // After the links, whose paths take over what is in flight.
+                    body.drop_default_routes(|_| true);
+                }
                 body.links_changed
                     .iter()
                     .for_each(|lookup| lookup.notify_one());

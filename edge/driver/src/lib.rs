@@ -55,6 +55,8 @@ mod scheduler_handle;
 mod secrets;
 mod server;
 mod server_admission;
+mod server_choice;
+mod server_list;
 mod server_lookup;
 mod server_nodes;
 mod service_records;
@@ -72,6 +74,7 @@ mod workers;
 pub use address::{AddressError, NODES_MAX, NodeAddress, PORT_DEFAULT, ServerAddress, ServerNodes};
 pub use attach::{Attach, Attachment, KernelLinks};
 pub use clock::boot;
+pub use d2tp_device::nearest_server;
 pub use d2tp_sched::CarriedByLink;
 pub use d2tp_session::{
     AckOffload, Admission, BadCidShare, CONTEXTS, CONTEXTS_OF_COPIES, CidShare, CipherSuite,
@@ -116,6 +119,8 @@ pub use relay_meter::RelayMeter;
 pub use relay_state::CallEvent;
 pub use scheduler_handle::{SchedulerHandle, SpendHandle};
 pub use server::{HibernationOptions, Server, ServerOptions, SocketsAfter};
+pub use server_choice::{AskedServer, ServerChoice, choose_server, measure_servers};
+pub use server_list::{SERVERS_MAX, ServerList, ServerListError};
 pub use server_nodes::look_up_nodes;
 pub use service_records::{SVCB_SERVER_KEY, SVCB_STREAM_PORT};
 pub use source::{HostKey, SendSource};

@@ -209,7 +209,13 @@ impl DeviceInner {
         }
     }
 
-    fn drop_default_routes(&self, dropped: impl Fn(usize) -> bool) {
+    /// Whether the system's route is used.
+    pub(crate) fn has_default_route(&self) -> bool {
+        !self.nodes.lock().default_route.is_empty()
+    }
+
+    /// Closes the paths over the system's route to nodes for which `dropped` is true.
+    pub(crate) fn drop_default_routes(&self, dropped: impl Fn(usize) -> bool) {
         let old: Vec<LinkId> = {
             let mut nodes = self.nodes.lock();
             let (old, kept) = nodes.default_route.iter().partition(|(_, n)| dropped(*n));

@@ -39,7 +39,7 @@ pub async fn forget(
         return Ok(format!("{file}.part is removed"));
     };
     let told = match proxy {
-        Some(proxy) => proxy.release_instance(flow.instance, TELL_MAX).await,
+        Some(proxy) => proxy.release_instance(&flow, TELL_MAX).await,
         None => false,
     };
     Ok(if told {

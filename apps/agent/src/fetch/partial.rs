@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use d2tp_driver::PublicKey;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -56,6 +57,33 @@ pub struct FlowNote {
     /// The difference between a byte's offset in the flow and in the file: the head of the answer
     /// precedes the body, and bytes that were not requested are missing.
     pub lead: i64,
+    /// The key of the proxy that has the flow, if it was noted.
+    #[serde(default, with = "proxy_key", skip_serializing_if = "Option::is_none")]
+    pub proxy: Option<PublicKey>,
+}
+
+/// The key of a proxy in a note, as text.
+mod proxy_key {
+    use d2tp_driver::PublicKey;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(
+        key: &Option<PublicKey>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        match key {
+            Some(key) => serializer.collect_str(key),
+            None => serializer.serialize_none(),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<PublicKey>, D::Error> {
+        let text = Option::<String>::deserialize(deserializer)?;
+        let key = text.map(|text| PublicKey::from_text(&text)).transpose();
+        key.map_err(|_| serde::de::Error::custom("not the key of a proxy"))
+    }
 }
 
 impl FlowNote {

@@ -7,12 +7,15 @@
 //!  transfer/proxied ── grants for metered links ────────────────┘
 //! ```
 //!
-//! The session belongs to this process; a new one is opened only after the proxy ended the old one.
+//! The session belongs to this process; a new one is opened only after the proxy ended the old one, or at another
+//! proxy of the list after this one fell silent (`server_selection`).
 
 mod flow_loss;
 mod head_scanner;
 mod link_traffic;
 mod persistence;
+mod round_trip_store;
+mod server_selection;
 mod shared_flow;
 mod supply_inbox;
 
@@ -27,7 +30,7 @@ use cedos_http::SupplyReport;
 use d2tp_driver::{
     Device, DeviceOptions, DriverError, EndpointConfig, Flow, FlowIo as _, FlowSettings, Instance,
     InstanceClaim, InstanceLease, LinkUse, PathState, ProvidedLinks, Qlog, SecretKey,
-    ServerAddress, SessionEvent,
+    ServerAddress, ServerList, SessionEvent,
 };
 use d2tp_links::{CostClass, Link, LinkKind};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -46,11 +49,13 @@ use super::stream_ports;
 use super::tunnel::OriginTunnel;
 use super::upload_body::UploadSource;
 use head_scanner::HeadScanner;
+use server_selection::ServerSelection;
 use shared_flow::SharedFlow;
 use supply_inbox::SupplyInbox;
 
 pub use flow_loss::FlowLoss;
 pub use link_traffic::LinkTraffic;
+pub use server_selection::{ProxyStatus, SILENT_MAX, describe_proxies, remembered_round_trips};
 
 /// Time to end the flow and the session with a proxy.
 const FAREWELL: Duration = Duration::from_millis(500); // a guess: one slow round trip
@@ -75,7 +80,7 @@ impl fmt::Display for FlowOpenError {
 
 /// Carries requests to a proxy.
 pub struct ProxyClient {
-    address: ServerAddress,
+    servers: ServerList,
     key: SecretKey,
     links: watch::Receiver<Arc<Vec<Link>>>,
     config: EndpointConfig,
@@ -112,18 +117,21 @@ struct ProxyClientState {
     /// Why no instance could be opened.
     trouble: Option<String>,
     supply: SupplyInbox,
+    /// Which proxy of the list is used.
+    selection: ServerSelection,
 }
 
 impl ProxyClient {
-    /// Creates the client. Nothing is sent before [`ProxyClient::connect`].
+    /// Creates the client. Nothing is sent before [`ProxyClient::connect`]. Of several proxies the nearest that answers
+    /// is used.
     pub fn new(
-        address: ServerAddress,
+        servers: impl Into<ServerList>,
         key: SecretKey,
         links: watch::Receiver<Arc<Vec<Link>>>,
         tunnel: Option<OriginTunnel>,
     ) -> ProxyClient {
         ProxyClient {
-            address,
+            servers: servers.into(),
             key,
             links,
             config: EndpointConfig::default(),
@@ -232,9 +240,15 @@ impl ProxyClient {
         self.log = Some(log);
     }
 
-    /// The proxy's address, for users.
+    /// The address of the proxy in use.
+    pub fn address(&self) -> ServerAddress {
+        let place = self.state().selection.current();
+        self.servers.servers()[place].clone()
+    }
+
+    /// The address of the proxy in use, for users.
     pub fn address_text(&self) -> String {
-        host_and_port(&self.address)
+        host_and_port(&self.address())
     }
 
     /// This device's public key, in the form that the proxy's operator needs.
@@ -261,8 +275,9 @@ impl ProxyClient {
         if self.state().device.is_some() {
             return Ok(None);
         }
+        self.select_server().await;
         let options = DeviceOptions {
-            server: stream_ports::with_known_port(&self.address),
+            server: stream_ports::with_known_port(&self.address()),
             key: self.key.clone(),
             config: self.config.clone(),
         };
@@ -296,9 +311,12 @@ impl ProxyClient {
         });
         if self.needs_no_link() {
             device.use_default_route()?;
-        } else {
-            device.follow_links(self.links.clone(), usage);
         }
+        let (address, is_given) = (self.address(), self.given.is_some());
+        // A network may come up just now: its routes are known to the system before they are known here.
+        device.follow_links_or_route(self.links.clone(), usage, move |links| {
+            !is_given && is_reached_without_link(&address, links)
+        });
         let mut state = self.state();
         // What is not taken up now is over.
         state.claim = None;
@@ -312,7 +330,7 @@ impl ProxyClient {
 
     /// A device without stored flows, whose instance the next process uses again.
     async fn device_on_lease(&self, options: DeviceOptions) -> Result<Device, DriverError> {
-        let (ours, theirs) = (self.key.public(), self.address.key);
+        let (ours, theirs) = (self.key.public(), self.address().key);
         let lease = tokio::task::spawn_blocking(move || InstanceLease::take(ours, theirs)).await;
         match lease.ok().flatten() {
             Some(lease) => Device::with_lease(options, Arc::new(lease)).await,
@@ -320,22 +338,13 @@ impl ProxyClient {
         }
     }
 
-    /// Whether the proxy is on this machine, or reached by a specific route.
+    /// Whether the proxy in use is on this machine, or reached by a specific route.
     pub fn needs_no_link(&self) -> bool {
-        if self.given.is_some() {
-            return false;
-        }
-        let links = self.links.borrow();
-        let ip: IpAddr = match self.address.host.parse() {
-            Ok(ip) => ip,
-            Err(_) => return self.address.host == "localhost",
-        };
-        ip.is_loopback()
-            || links.iter().any(|link| link.addresses.contains(&ip))
-            || (!links
-                .iter()
-                .any(|link| link.kind != LinkKind::Loopback && link.is_usable())
-                && LocalOrigin::of_address(ip, &links).is_some())
+        self.is_reached_without_link(&self.address())
+    }
+
+    fn is_reached_without_link(&self, address: &ServerAddress) -> bool {
+        self.given.is_none() && is_reached_without_link(address, &self.links.borrow())
     }
 
     /// Drops the session, which has ended, and keeps its counts.
@@ -469,6 +478,20 @@ impl ProxyClient {
     }
 }
 
+/// Whether a proxy is on this machine, or on a local network while none leads further.
+fn is_reached_without_link(address: &ServerAddress, links: &[Link]) -> bool {
+    let ip: IpAddr = match address.host.parse() {
+        Ok(ip) => ip,
+        Err(_) => return address.host == "localhost",
+    };
+    ip.is_loopback()
+        || links.iter().any(|link| link.addresses.contains(&ip))
+        || (!links
+            .iter()
+            .any(|link| link.kind != LinkKind::Loopback && link.is_usable())
+            && LocalOrigin::of_address(ip, links).is_some())
+}
+
 /// What a link may be used for. Use of metered links is decided per flow.
 fn usage(link: &Link) -> LinkUse {
     match (link.kind, link.class.class) {
@@ -499,6 +522,6 @@ impl Dial for ProxyClient {
     }
 
     fn answering_proxy(&self) -> Option<String> {
-        self.tunnel.is_none().then(|| self.address.to_string())
+        self.tunnel.is_none().then(|| self.address().to_string())
     }
 }

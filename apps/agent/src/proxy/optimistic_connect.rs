@@ -53,6 +53,16 @@ impl OptimisticConnect {
         }
     }
 
+    /// A connection that D2Prox has opened already.
+    pub(super) fn made(open: ProxyConnection) -> OptimisticConnect {
+        let (read, write) = tokio::io::split(open);
+        OptimisticConnect {
+            write,
+            read: ConnectReader::Made(read),
+            why: ConnectFailure::default(),
+        }
+    }
+
     /// A handle that gets the reason if the connection fails.
     pub fn failure(&self) -> ConnectFailure {
         self.why.clone()

@@ -11,6 +11,7 @@ mod session_flows;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
@@ -18,7 +19,7 @@ use std::time::Duration;
 
 use d2tp_driver::{
     CarriedByLink, DriverError, EndpointConfig, Flow, FlowEnd, FlowSettings, LinkStatus, LinkUse,
-    ReasonCode, SchedulerHandle, SecretKey, ServerAddress, SessionEvent,
+    ReasonCode, SchedulerHandle, SecretKey, ServerList, SessionEvent,
 };
 use d2tp_links::{CostClass, Link};
 use d2tp_sched::{CostPolicy, Grant, SchedulerKind};
@@ -51,6 +52,13 @@ const ENDED_EVERY: Duration = Duration::from_secs(60); // a guess
 
 /// How long a proxy may be silent, while there is a network, before it is reported as not answering.
 const UNANSWERED_AFTER: Duration = Duration::from_secs(4); // five handshake tries on a fast link
+
+/// How often it is checked whether a proxy has fallen silent, where there are several.
+const SILENCE_CHECK: Duration = Duration::from_millis(500);
+
+/// How long a proxy with open connections may be silent, although a network is up and another proxy answers, before the
+/// session moves there: its connections end with it. Lower: a restart of the proxy ends them. Higher: a person waits.
+const SILENT_WITH_CONNECTIONS_MAX: Duration = Duration::from_secs(30); // as `ANSWER_LIMIT`
 
 /// How long closing waits for connections to send their rest.
 const LAST_WORDS: Duration = Duration::from_secs(5); // as `exit` in docs/sockets.md
@@ -126,12 +134,12 @@ impl ProxySession {
     /// To this proxy, over these links. Must be called on a runtime; nothing is sent yet.
     pub fn new(
         far: ProxySessionPeer,
-        address: ServerAddress,
+        servers: impl Into<ServerList>,
         key: SecretKey,
         links: watch::Receiver<Arc<Vec<Link>>>,
         set: impl FnOnce(&mut EndpointConfig),
     ) -> Arc<ProxySession> {
-        let proxy = ProxyClient::new(address, key, links.clone(), None).with_config(set);
+        let proxy = ProxyClient::new(servers, key, links.clone(), None).with_config(set);
         let line = Arc::new(ProxySession {
             far,
             proxy,
@@ -214,6 +222,11 @@ impl ProxySession {
         target: &TargetAddress,
         conn_options: ConnOptions,
     ) -> Result<OptimisticConnect, ConnectRefusal> {
+        if self.proxy.has_alternatives() {
+            // What was sent to a proxy that falls silent could not be sent to another one.
+            let open = self.open(target, conn_options).await?;
+            return Ok(OptimisticConnect::made(open));
+        }
         let open = self.within_limit(self.begin(target, conn_options));
         let open = open.await?;
         let (line, flow) = (self.clone(), open.flow.clone());
@@ -339,8 +352,18 @@ impl ProxySession {
                 Ok(Some(mut events)) => {
                     self.state.send_modify(|state| state.up = true);
                     let (mut answered, mut patience) = (false, UNANSWERED_AFTER);
+                    let mut has_moved = false;
+                    let mut left_silent = pin!(self.silent_proxy_left());
                     while self.proxy.device().is_some_and(|d| d.ended().is_none()) {
-                        match timeout(patience, events.recv()).await {
+                        let event = tokio::select! {
+                            event = timeout(patience, events.recv()) => event,
+                            moved = &mut left_silent => {
+                                tracing::warn!("{moved}");
+                                has_moved = true;
+                                break;
+                            }
+                        };
+                        match event {
                             Ok(None | Some(SessionEvent::Closed(_))) => break,
                             Ok(Some(event)) => {
                                 if matches!(event, SessionEvent::PathUp { .. }) {
@@ -366,6 +389,9 @@ impl ProxySession {
                     let failed = self.proxy.flow_loss().err().map(|failure| failure.text);
                     self.proxy.drop_session();
                     self.fell(failed);
+                    if has_moved {
+                        continue;
+                    }
                 }
                 Ok(None) => self.proxy.drop_session(),
                 // Without a network a name cannot be looked up, and the wait is for the network.
@@ -374,6 +400,33 @@ impl ProxySession {
                 }
             }
             sleep(CALL_AGAIN).await;
+            self.proxy.select_anew();
+        }
+    }
+
+    /// Completes when the session has moved from a silent proxy to another of the list, with what happened.
+    async fn silent_proxy_left(&self) -> String {
+        if !self.proxy.has_alternatives() {
+            return std::future::pending().await;
+        }
+        let mut silent_since = None;
+        loop {
+            sleep(SILENCE_CHECK).await;
+            if self.proxy.has_answering_path() || !self.is_online() {
+                silent_since = None;
+                continue;
+            }
+            let silence = silent_since.get_or_insert_with(Instant::now).elapsed();
+            let silent_max = match lock(&self.flows).has_made_connections() {
+                true => SILENT_WITH_CONNECTIONS_MAX,
+                // Nothing is lost.
+                false => Duration::ZERO,
+            };
+            if silence >= silent_max
+                && let Some(moved) = self.proxy.leave_silent_proxy()
+            {
+                return moved;
+            }
         }
     }
 

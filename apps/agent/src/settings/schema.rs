@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::str::FromStr;
 
-use d2tp_driver::ServerAddress;
+use d2tp_driver::{SERVERS_MAX, ServerAddress, ServerListError};
 use d2tp_links::CapCutoff;
 use d2tp_sched::{CostPolicy, DeadlineFallback};
 
@@ -71,7 +71,7 @@ pub const SETTINGS: &[Setting] = &[
         default: None,
         environment: Some("CEDOS_PROX"),
         option: "--prox",
-        meaning: "The proxy that commands use: a name in `[proxies]`, or an address. `cedos join` sets it.",
+        meaning: "The proxies that commands use, the preferred one first: a name in `[proxies]` or an address, or a list of them, of which the nearest that answers is used. `cedos join` sets it.",
     },
     Setting {
         key: "proxy.http",
@@ -299,12 +299,7 @@ impl SettingKind {
             text.parse::<T>().map(drop).map_err(|_| list())
         }
         match self {
-            SettingKind::Proxy if text.contains("://") => (text.parse::<ServerAddress>())
-                .map(drop)
-                .map_err(|error| error.to_string()),
-            SettingKind::Proxy => is_proxy_name(text)
-                .then_some(())
-                .ok_or_else(|| format!("`{text}` is neither a name nor an address of a proxy")),
+            SettingKind::Proxy => check_proxies(text),
             SettingKind::HttpProxy => {
                 d2tp_driver::check_http_proxy(text).map_err(|error| error.to_string())
             }
@@ -358,7 +353,7 @@ impl SettingKind {
     pub fn describe(self) -> String {
         let words = |all: &[&str]| format!("`{}`", all.join("`, `"));
         match self {
-            SettingKind::Proxy => "name or `d2tp://HOST:PORT/KEY`".to_owned(),
+            SettingKind::Proxy => "name or `d2tp://HOST:PORT/KEY`, or an array of them".to_owned(),
             SettingKind::HttpProxy => {
                 "`http://HOST:PORT`, `http://NAME:PASSWORD@HOST:PORT`".to_owned()
             }
@@ -375,6 +370,27 @@ impl SettingKind {
             SettingKind::WebAddress => "address: `https://HOST/PATH`".to_owned(),
         }
     }
+}
+
+/// Checks names and addresses of proxies, separated by spaces.
+fn check_proxies(text: &str) -> Result<(), String> {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    match words.len() {
+        0 => return Err("a name or an address of a proxy is needed".to_owned()),
+        count if count > SERVERS_MAX => return Err(ServerListError::TooMany(count).to_string()),
+        _ => {}
+    }
+    for word in words {
+        if word.contains("://") {
+            let address = word.parse::<ServerAddress>();
+            address.map_err(|error| error.to_string())?;
+        } else if !is_proxy_name(word) {
+            return Err(format!(
+                "`{word}` is neither a name nor an address of a proxy"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Reads what happens at a cap.
@@ -458,7 +474,7 @@ mod tests {
             ("agent.notifications", "yes"),
             ("budget.reset_day", "32"),
             ("proxy.default", "d2tp://h:1/k"),
-            ("proxy.default", "my proxy"),
+            ("proxy.default", "my pröxy"),
             ("proxy.http", "proxy.example:3128"),
             ("podcasts.index_key", "two words"),
         ] {

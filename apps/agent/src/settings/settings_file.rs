@@ -108,6 +108,16 @@ impl SettingsFile {
             Value::String(text) => text.clone(),
             Value::Integer(number) => number.to_string(),
             Value::Boolean(switch) => switch.to_string(),
+            Value::Array(words) if setting.kind == SettingKind::Proxy => {
+                let words: Option<Vec<&str>> = words.iter().map(Value::as_str).collect();
+                let words =
+                    words.filter(|all| !all.iter().any(|w| w.contains(char::is_whitespace)));
+                words
+                    .ok_or_else(|| {
+                        format!("{key}: expected a list of {}", setting.kind.describe())
+                    })?
+                    .join(" ")
+            }
             _ => return Err(format!("{key}: expected {}", setting.kind.describe())),
         };
         let checked = setting.kind.check(&text);
@@ -174,6 +184,9 @@ pub(super) fn change(path: &Path, changes: &[SettingsChange<'_>]) -> anyhow::Res
                 let table = table.as_table_like_mut().context("a table was expected")?;
                 let new = match kind {
                     Some(SettingKind::Switch) => value(text == "true"),
+                    Some(SettingKind::Proxy) if text.contains(char::is_whitespace) => {
+                        value(text.split_whitespace().collect::<toml_edit::Array>())
+                    }
                     Some(SettingKind::Day) => value(text.parse::<i64>().unwrap_or(1)),
                     _ => value(text),
                 };

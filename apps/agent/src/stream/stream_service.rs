@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use d2tp_driver::{AddressError, EndpointConfig, ServerAddress};
+use d2tp_driver::{EndpointConfig, ServerList, ServerListError};
 use d2tp_links::Link;
 use d2tp_sched::CostPolicy;
 use serde::{Deserialize, Serialize};
@@ -333,9 +333,9 @@ impl StreamOrder {
             let direct = DirectConnector::new(tls).with_local_hosts(self.local_hosts.clone());
             return Ok(StreamTransport::direct(direct, links));
         };
-        let address: ServerAddress = address
+        let address: ServerList = address
             .parse()
-            .map_err(|error: AddressError| TransferFailure::usage(error.to_string()))?;
+            .map_err(|error: ServerListError| TransferFailure::usage(error.to_string()))?;
         let key = key::load_device_key(self.key.as_deref())
             .map_err(|error| TransferFailure::error(format!("{error:#}")))?;
         // What proves who the user is, no proxy gets to see unasked.

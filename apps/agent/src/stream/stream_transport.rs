@@ -128,9 +128,11 @@ impl StreamTransport {
         self.measured.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notified when links change.
+    /// Notified when links change from now on.
     pub fn links(&self) -> watch::Receiver<Arc<Vec<Link>>> {
-        self.links.clone()
+        let mut links = self.links.clone();
+        links.mark_unchanged();
+        links
     }
 
     /// Which host talks to origins.
@@ -167,6 +169,15 @@ impl StreamTransport {
                         if proxy.device().is_none_or(|device| device.ended().is_some()) {
                             break;
                         }
+                        let is_asked = proxy.has_alternatives() && self.is_online(proxy);
+                        // What a stream asked for it asks for again, so that nothing is lost.
+                        if is_asked
+                            && !proxy.has_answering_path()
+                            && let Some(moved) = proxy.leave_silent_proxy()
+                        {
+                            tracing::warn!("{moved}");
+                            break;
+                        }
                     }
                     if let Err(failure) = proxy.flow_loss() {
                         self.measured().trouble = Some(failure.text);
@@ -178,6 +189,11 @@ impl StreamTransport {
             }
             sleep(CALL_AGAIN).await;
         }
+    }
+
+    /// Whether a network is up over which the proxy may answer.
+    fn is_online(&self, proxy: &ProxyClient) -> bool {
+        proxy.needs_no_link() || self.links.borrow().iter().any(Link::is_usable)
     }
 
     /// Why there is no session, if so.
@@ -591,6 +607,18 @@ impl AsyncWrite for StatusReader {
 mod tests {
     use super::*;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    #[tokio::test]
+    async fn what_is_known_of_links_wakes_nobody() {
+        let (sender, links) = watch::channel(Arc::new(Vec::new()));
+        let tls = crate::fetch::tls::OriginTls::new(None).unwrap();
+        let transport = StreamTransport::direct(DirectConnector::new(tls), links);
+        sender.send_replace(Arc::new(Vec::new()));
+        let news = transport.links();
+        assert!(!news.has_changed().unwrap());
+        sender.send_replace(Arc::new(Vec::new()));
+        assert!(news.has_changed().unwrap());
+    }
 
     #[tokio::test]
     async fn the_status_is_heard_however_it_comes() {

@@ -13,7 +13,7 @@ use cedos_agent::proxy::ConnOptions;
 use cedos_agent::settings::UserSettings;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
-use d2tp_driver::ServerAddress;
+use d2tp_driver::ServerList;
 use d2tp_links::{ClassRule, ClassRules};
 use d2tp_sched::CostPolicy;
 use d2tp_sched::SchedulerKind;
@@ -130,7 +130,7 @@ pub async fn run(args: AgentArgs) -> anyhow::Result<ExitCode> {
             let policy = policy.or_else(|| settings.parsed("agent.proxy_policy", str::parse));
             Some(LocalProxy {
                 address: at,
-                server: prox.parse::<ServerAddress>()?,
+                server: prox.parse::<ServerList>()?,
                 key: key::load_device_key(args.key.as_deref())?,
                 options: ConnOptions {
                     policy: policy.unwrap_or(CostPolicy::Any),

@@ -81,7 +81,7 @@ pub fn run(args: ConfigArgs) -> anyhow::Result<ExitCode> {
         ConfigVerb::Set { key, value } => {
             if key == "proxy.default" {
                 // A name that the settings do not have would break every command.
-                UserSettings::load(None)?.proxy_address(&value)?;
+                UserSettings::load(None)?.proxy(std::slice::from_ref(&value), false)?;
             }
             let path = UserSettings::change(&[SettingsChange::Set(&key, &value)])?;
             report_change(&key, &path, args.json);

@@ -23,7 +23,7 @@ use cedos_agent::settings::{self, UserSettings};
 use cedos_terminal::print_stdout;
 use clap::Args;
 use d2tp_driver::{
-    Device, SecretKey, ServerAddress, SessionEvent, VersionProbeAnswer, look_up_nodes,
+    Device, SecretKey, ServerAddress, ServerList, SessionEvent, VersionProbeAnswer, look_up_nodes,
     probe_version,
 };
 use d2tp_links::{ClassRules, Link, LinkKind};
@@ -142,7 +142,7 @@ pub async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
     tell(check_networks().await);
     let settings = settings.unwrap_or_default();
     tell(match args.proxy.address_in(&settings) {
-        Ok(Some(text)) => check_proxy(&text, key).await,
+        Ok(Some(text)) => check_proxies(&text, key).await,
         Ok(None) => vec![Finding::note(
             "proxy",
             "none is set: downloads go straight to servers, and uploads, `run` and outages need one",
@@ -267,15 +267,24 @@ async fn check_networks() -> Vec<Finding> {
     found
 }
 
-/// The proxy: its name, whether UDP reaches it, and whether it lets this device in.
-async fn check_proxy(text: &str, key: Option<SecretKey>) -> Vec<Finding> {
-    let address = match text.parse::<ServerAddress>() {
-        Ok(address) => address,
+/// The proxies that commands use, one after the other.
+async fn check_proxies(text: &str, key: Option<SecretKey>) -> Vec<Finding> {
+    let list = match text.parse::<ServerList>() {
+        Ok(list) => list,
         Err(error) => {
             let advice = "`cedos join` writes a right one into the settings";
             return vec![Finding::bad("proxy", error.to_string(), advice)];
         }
     };
+    let mut found = Vec::new();
+    for address in list.servers() {
+        found.extend(check_proxy(address.clone(), key.clone()).await);
+    }
+    found
+}
+
+/// A proxy: its name, whether UDP reaches it, and whether it lets this device in.
+async fn check_proxy(address: ServerAddress, key: Option<SecretKey>) -> Vec<Finding> {
     let server = host_and_port(&address);
     let nodes = match look_up_nodes(&address).await {
         Ok(nodes) => nodes,

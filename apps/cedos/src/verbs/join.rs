@@ -1,4 +1,4 @@
-//! `cedos join LINE`: this device becomes a client of a proxy, and the proxy its default.
+//! `cedos join LINE`: this device becomes a client of a proxy, and the proxy one of its default ones.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, IsTerminal};
@@ -16,8 +16,8 @@ use cedos_prox::{Invitation, InvitationError};
 use cedos_terminal::{print_stderr, print_stdout};
 use clap::Args;
 use d2tp_driver::{
-    Device, DeviceOptions, EndpointConfig, FlowSettings, LinkUse, ReasonCode, SecretKey,
-    ServerAddress, ServerNodes, SessionEnd, VersionProbeAnswer, probe_version,
+    Device, DeviceOptions, EndpointConfig, FlowSettings, LinkUse, ReasonCode, SERVERS_MAX,
+    SecretKey, ServerAddress, ServerNodes, SessionEnd, VersionProbeAnswer, probe_version,
 };
 use d2tp_links::{ClassRules, CostClass, LinkMonitor};
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
@@ -93,7 +93,9 @@ pub async fn run(args: JoinArgs) -> anyhow::Result<ExitCode> {
     let key = load_device_key(None)?;
     let name = args.name.clone().or_else(machine_name);
     let joined = enrol(&invitation, &key, name.as_deref()).await;
-    let known = known_as(&settings, &invitation.proxy);
+    let known = settings
+        .proxy_name(&invitation.proxy.key)
+        .map(str::to_owned);
     let (address, added) = match &known {
         None => (invitation.proxy.to_string(), false),
         Some(known) => with_node(&settings, known, &invitation.proxy)?,
@@ -109,11 +111,11 @@ pub async fn run(args: JoinArgs) -> anyhow::Result<ExitCode> {
         .or(known)
         .unwrap_or_else(|| free_name(&settings, &invitation.proxy));
     let proxies_key = format!("proxies.{proxy_name}");
-    let before = settings.value("proxy.default");
-    let path = UserSettings::change(&[
-        SettingsChange::Set(&proxies_key, &address),
-        SettingsChange::Set("proxy.default", &proxy_name),
-    ])
+    let list = with_proxy(&settings, &proxy_name, &invitation.proxy);
+    let list_text = list.as_ref().map(|list| list.join(" "));
+    let mut changes = vec![SettingsChange::Set(&proxies_key, &address)];
+    changes.extend((list_text.as_deref()).map(|text| SettingsChange::Set("proxy.default", text)));
+    let path = UserSettings::change(&changes)
     .with_context(|| {
         format!("the proxy has enrolled this device, but the settings cannot be written; use --prox {address}")
     })?;
@@ -126,9 +128,7 @@ pub async fn run(args: JoinArgs) -> anyhow::Result<ExitCode> {
         key_path: is_new_key.then_some(key_path),
         public_key: key.public().to_string(),
         settings: path,
-        before: before
-            .0
-            .filter(|before| *before != proxy_name && *before != address),
+        list,
         json: args.json,
     });
     if std::env::var_os("CEDOS_PROX").is_some_and(|text| !text.is_empty()) {
@@ -167,15 +167,18 @@ fn machine_name() -> Option<String> {
     (!name.is_empty()).then(|| name.to_owned())
 }
 
-/// The name by which the settings know this proxy: its key counts, for its address may change.
-fn known_as(settings: &UserSettings, proxy: &ServerAddress) -> Option<String> {
-    let is_it = |address: &str| {
-        let known = address.parse::<ServerAddress>();
-        known.is_ok_and(|known| known.key == proxy.key)
+/// The proxies that commands use, with this one: at the end if it was not there. `None` if the list is full.
+fn with_proxy(settings: &UserSettings, name: &str, proxy: &ServerAddress) -> Option<Vec<String>> {
+    let mut listed = settings.listed_proxies();
+    let is_it = |known: &String| {
+        let address = settings.proxy_address(known).ok();
+        let address = address.and_then(|text| text.parse::<ServerAddress>().ok());
+        known == name || address.is_some_and(|address| address.key == proxy.key)
     };
-    let proxies = settings.proxies();
-    let mut known = proxies.iter().filter(|(_, (address, _))| is_it(address));
-    known.next().map(|(name, _)| (*name).to_owned())
+    if !listed.iter().any(is_it) {
+        listed.push(name.to_owned());
+    }
+    (listed.len() <= SERVERS_MAX).then_some(listed)
 }
 
 /// The address of the known proxy with the invitation's node added, and whether it was not there before.
@@ -228,8 +231,8 @@ struct Report<'a> {
     key_path: Option<PathBuf>,
     public_key: String,
     settings: PathBuf,
-    /// The default before.
-    before: Option<String>,
+    /// The proxies that commands use, the preferred one first; `None` if this one has no place among them.
+    list: Option<Vec<String>>,
     json: bool,
 }
 
@@ -244,7 +247,7 @@ fn report(report: &Report<'_>) {
             "public_key": report.public_key,
             "key_made": report.key_path,
             "settings": report.settings,
-            "default_before": report.before,
+            "default": report.list,
         });
         return print_stdout(&told.to_string());
     }
@@ -266,15 +269,20 @@ fn report(report: &Report<'_>) {
             report.proxy_name, report.address
         ));
     }
-    let before = match &report.before {
-        Some(before) => format!(" instead of {before}"),
-        None => String::new(),
-    };
-    print_stdout(&format!(
-        "It is the default now{before}, as {} in {}",
-        report.proxy_name,
-        report.settings.display()
-    ));
+    let (name, file) = (report.proxy_name, report.settings.display());
+    print_stdout(&match report.list.as_deref() {
+        None => format!(
+            "It is {name} in {file}, and not among the default proxies: {SERVERS_MAX} is the most. \
+             --prox {name} uses it"
+        ),
+        Some([_]) => format!("It is the default now, as {name} in {file}"),
+        Some(list) => format!(
+            "It is {name} in {file}. The nearest of {} is used, and {} where they are equally near \
+             (`cedos config set proxy.default` changes that)",
+            list.join(", "),
+            list[0]
+        ),
+    });
     print_stdout("Try it: cedos get URL (--no-prox goes without it)");
 }
 

@@ -9,10 +9,14 @@ use cedos_agent::agent::api::AgentRequest;
 use cedos_agent::agent::client::AgentApiClient;
 use cedos_agent::agent::link_json;
 use cedos_agent::fetch::option_parsers;
+use cedos_agent::fetch::proxy::remembered_round_trips;
 use cedos_agent::fetch::report::{human_bytes, print_stderr, print_stdout};
+use cedos_agent::fetch::session_refusal::host_and_port;
 use cedos_agent::settings;
 use clap::{Args, Subcommand};
+use d2tp_driver::{ServerList, nearest_server};
 use d2tp_links::{CapCutoff, ClassRules, Link};
+use d2tp_session::Span;
 use serde_json::{Value, json};
 
 use super::agent_start;
@@ -102,6 +106,9 @@ pub async fn net(args: NetArgs) -> anyhow::Result<ExitCode> {
             for link in links().await? {
                 show(&link, args.json);
             }
+            for proxy in proxies().await? {
+                show_proxy(&proxy, args.json);
+            }
         }
         NetVerb::Watch => {
             let mut before = Vec::new();
@@ -148,6 +155,61 @@ async fn links() -> anyhow::Result<Vec<Value>> {
     let links = monitor.links();
     let show = |link: &Link| link_json(link, networks.of(&link.name));
     Ok(links.iter().map(show).collect())
+}
+
+/// The proxies that commands use, with the round trips that were measured on this network, and which is the first to be
+/// asked.
+async fn proxies() -> anyhow::Result<Vec<Value>> {
+    let settings = settings::UserSettings::load(None)?;
+    let Some(text) = settings.proxy(&[], false)? else {
+        return Ok(Vec::new());
+    };
+    let list: ServerList = text.parse()?;
+    let trips = match list.servers().len() {
+        // Where there is no choice, nothing is measured.
+        1 => vec![None],
+        _ => {
+            let (monitor, _) = settings::watch(ClassRules::default(), None).await?;
+            remembered_round_trips(&list, &monitor.links())
+        }
+    };
+    let spans: Vec<_> = trips.iter().map(|trip| trip.map(Span::from)).collect();
+    let first = nearest_server(&spans).unwrap_or(0);
+    let proxies = list.servers().iter().zip(trips).enumerate();
+    let told = proxies.map(|(place, (server, trip))| {
+        json!({
+            "proxy": settings.proxy_name(&server.key),
+            "address": host_and_port(server),
+            "round_trip_ms": trip.map(|trip| trip.as_secs_f64() * 1e3),
+            "use": match place == first {
+                true if list.servers().len() == 1 => "always",
+                true => "first",
+                false => "otherwise",
+            },
+        })
+    });
+    Ok(told.collect())
+}
+
+fn show_proxy(proxy: &Value, json: bool) {
+    if json {
+        return print_stdout(&proxy.to_string());
+    }
+    let address = proxy["address"].as_str().unwrap_or("?");
+    let name = match proxy["proxy"].as_str() {
+        Some(name) => format!("proxy {name}: {address}"),
+        None => format!("proxy: {address}"),
+    };
+    let trip = match proxy["round_trip_ms"].as_f64() {
+        Some(ms) => format!(", round trip {ms:.0} ms"),
+        None => String::new(),
+    };
+    let order = match proxy["use"].as_str() {
+        Some("first") => ", used first",
+        Some("otherwise") => ", used when the first does not answer",
+        _ => "",
+    };
+    print_stdout(&format!("{name}{trip}{order}"));
 }
 
 fn show(link: &Value, json: bool) {

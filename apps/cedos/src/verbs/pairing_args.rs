@@ -13,7 +13,7 @@ use cedos_agent::order::Deadline;
 use cedos_terminal::{print_stderr, print_stdout};
 use clap::Args;
 use d2tp_driver::{
-    Device, DeviceOptions, EndpointConfig, LinkUse, PathState, SecretKey, ServerAddress,
+    Device, DeviceOptions, EndpointConfig, LinkUse, PathState, SecretKey, ServerAddress, ServerList,
 };
 use d2tp_links::{CostClass, LinkMonitor};
 use tokio::signal::unix::{SignalKind, signal};
@@ -97,9 +97,11 @@ impl PairingArgs {
             let text = "the two devices meet at a proxy: give --prox d2tp://HOST:4433/KEY, or see `cedos join`";
             return Err(TransferFailure::usage(text));
         };
-        let server: ServerAddress = address
+        let proxies: ServerList = address
             .parse()
             .map_err(|error| TransferFailure::usage(format!("--prox {address}: {error}")))?;
+        // Both devices must come to the same one.
+        let server = proxies.first().clone();
         let key = key::load_device_key(self.key.as_deref()).map_err(failed)?;
         let monitor = watch_links(&[]).await?;
         let options = DeviceOptions {

@@ -24,7 +24,7 @@ use d2tp_catch::{
     Executable, LaunchPlan, LaunchResources, LookupNamespace, PRELOAD, ProgramNamespace, VARIABLE,
     launch,
 };
-use d2tp_driver::{Admission, PublicKey, ServerAddress};
+use d2tp_driver::{Admission, PublicKey, ServerAddress, ServerList};
 use d2tp_links::ClassRule;
 use d2tp_sched::CostPolicy;
 use tokio::sync::mpsc;
@@ -160,7 +160,7 @@ struct PreparedRun {
     plan: LaunchPlan,
     chosen: CaptureChoice,
     conn_options: ConnOptions,
-    server: Option<ServerAddress>,
+    server: Option<ServerList>,
     admission: Option<Admission>,
 }
 
@@ -173,7 +173,7 @@ fn prepare(args: &RunArgs) -> anyhow::Result<PreparedRun> {
         None => args.proxy.address()?,
     };
     let server = match server_text.filter(|text| !text.is_empty()) {
-        Some(text) => Some(text.parse::<ServerAddress>()?),
+        Some(text) => Some(text.parse::<ServerList>()?),
         // A server may answer and never call.
         None if args.listen => None,
         None => {
@@ -241,7 +241,7 @@ async fn carry(
     let monitor = watch_links(&args.link).await;
     let monitor = monitor.map_err(|failure| anyhow!(failure.text))?;
     let is_called = server.is_some();
-    let server = server.unwrap_or_else(|| nowhere(&key));
+    let server = server.unwrap_or_else(|| nowhere(&key).into());
     let far = match args.to {
         _ if !is_called => ProxySessionPeer::Unconfigured,
         Some(_) => ProxySessionPeer::Server,

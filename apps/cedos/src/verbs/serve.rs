@@ -13,7 +13,7 @@ use cedos_prox::parse_key;
 use clap::Args;
 use d2tp_driver::{
     Admission, Device, DeviceOptions, EndpointConfig, Flow, LinkUse, MemoryPool, PublicKey, Server,
-    ServerAddress, ServerOptions,
+    ServerAddress, ServerList, ServerOptions,
 };
 use d2tp_links::CostClass;
 use tokio::signal::unix::{SignalKind, signal};
@@ -105,10 +105,9 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     let serve = |flow: Flow| tokio::spawn(answer(flow, files.clone()));
     let is_alone = args.no_prox || args.listen.is_some();
     let proxy = UserSettings::load(None)?.proxy(args.prox.as_slice(), is_alone)?;
-    let proxy = proxy
-        .map(|text| text.parse::<ServerAddress>())
-        .transpose()?;
-    let Some(server) = proxy else {
+    let proxy = proxy.map(|text| text.parse::<ServerList>()).transpose()?;
+    // Those who fetch from here call at one proxy: the preferred one.
+    let Some(server) = proxy.map(|proxies| proxies.first().clone()) else {
         let default = || LISTEN_DEFAULT.parse().expect("an address");
         let listen = args.listen.unwrap_or_else(default);
         config.memory = MemoryPool::new(SESSION_MEMORY_BYTES_MAX);

@@ -143,23 +143,81 @@ async fn a_proxy_that_is_killed_costs_a_range_request_at_another_with_its_key() 
     assert!(carried < 1_100_000 + 1_000_000, "{carried}");
 }
 
+/// Starts a proxy with a key of its own.
+async fn proxy_with_key(directory: &Path, name: &str) -> ProxyProcess {
+    // A running proxy has read its key: the next one makes another.
+    let _ = std::fs::remove_file(directory.join("prox.key"));
+    ProxyProcess::start(directory, "127.0.0.1:0", &["--state-dir", name]).await
+}
+
 #[tokio::test]
-async fn proxies_of_different_keys_are_not_one_proxy() {
+async fn a_download_goes_on_at_a_proxy_of_another_key_when_its_own_is_killed() {
     let directory = tempfile::tempdir().unwrap();
-    let [one, two] = [["key", "gen", "-o", "1.key"], ["key", "gen", "-o", "2.key"]];
-    let (one, two) = (
-        told(directory.path(), &one).await,
-        told(directory.path(), &two).await,
-    );
-    let one = format!("d2tp://127.0.0.1:1/{one}");
-    let two = format!("d2tp://127.0.0.1:2/{two}");
-    let run = get(
-        directory.path(),
-        &["http://127.0.0.1:9/", "--prox", &one, "--prox", &two],
-    )
+    let body = object(2_000_000, 7);
+    let served = body.clone();
+    let origin = ScriptedOrigin::start(move |asked| match asked.count {
+        0 => OriginReply(
+            cut(proper(asked, &served, TAG), 1_000_000),
+            ReplyEnd::Silence,
+        ),
+        _ => OriginReply(proper(asked, &served, TAG), ReplyEnd::Close),
+    })
     .await;
-    assert_eq!(run.code, 2, "{}", run.errors);
-    assert!(run.errors.contains("different keys"), "{}", run.errors);
+    let mut first = proxy_with_key(directory.path(), "first").await;
+    let second = proxy_with_key(directory.path(), "second").await;
+    let url = origin.url("/a");
+    // The first of those that are equally near is used.
+    let both = ["--prox", &first.address, "--prox", &second.address];
+    let arguments = [&["get", "--json", "-o", "got", &url][..], &both[..]].concat();
+    let mut child = cedos(directory.path(), &arguments).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let half = async {
+        while let Some(line) = lines.next_line().await.unwrap() {
+            let event: Value = serde_json::from_str(&line).unwrap();
+            if event["event"] == "progress" && event["bytes"] == 1_000_000 {
+                return;
+            }
+        }
+        panic!("ended before it had half");
+    };
+    within(half).await;
+    first.child.kill().await.unwrap();
+    let mut notes = Vec::new();
+    let rest = async {
+        let mut last = Value::Null;
+        while let Some(line) = lines.next_line().await.unwrap() {
+            last = serde_json::from_str(&line).unwrap();
+            notes.extend(last["text"].as_str().map(str::to_owned));
+        }
+        last
+    };
+    let last = within(rest).await;
+    assert_eq!(last["event"], "done", "{last:#}");
+    assert!(std::fs::read(directory.path().join("got")).unwrap() == body);
+    let moved = notes.iter().any(|text| {
+        text.contains("does not answer; going on through") && text.contains(second.listens_at())
+    });
+    assert!(moved, "{notes:?}");
+    // The other proxy fetches the whole object once, and sends this device the rest.
+    assert_eq!(origin.requests().len(), 2);
+    let carried = last["bytes_by_link"]["any"].as_u64().unwrap();
+    assert!(carried < 1_100_000 + 1_000_000, "{carried}");
+}
+
+#[tokio::test]
+async fn a_proxy_that_does_not_run_is_passed_over_for_one_of_another_key() {
+    let directory = tempfile::tempdir().unwrap();
+    let origin = ScriptedOrigin::start(|asked| {
+        OriginReply(proper(asked, &object(1_000, 7), TAG), ReplyEnd::Close)
+    })
+    .await;
+    let mut first = proxy_with_key(directory.path(), "first").await;
+    let second = proxy_with_key(directory.path(), "second").await;
+    first.child.kill().await.unwrap();
+    let url = origin.url("/a");
+    let both = format!("{} {}", first.address, second.address);
+    let run = get(directory.path(), &[&url, "--now", "--prox", &both]).await;
+    assert_eq!(run.code, 0, "{:#?}", run.events);
 }
 
 #[tokio::test]

@@ -526,6 +526,27 @@ async fn through_a_proxy_it_is_the_same() {
     }
 }
 
+#[tokio::test]
+async fn a_stream_goes_on_at_another_proxy_of_the_list_when_its_own_falls_silent() {
+    let object = content(LENGTH);
+    let home = tempfile::tempdir().unwrap();
+    let origin = SlowOrigin::start(object.clone(), true).await;
+    origin.let_go.send_replace(300_000);
+    let mut first = ProxyProcess::start(home.path(), "127.0.0.1:0", &[]).await;
+    // A running proxy has read its key: the next one makes another.
+    std::fs::remove_file(home.path().join("prox.key")).unwrap();
+    let second = ProxyProcess::start(home.path(), "127.0.0.1:0", &[]).await;
+    let both = format!("{} {}", first.address, second.address);
+    let served = Served::start(home.path(), &origin.url(), &["--prox", &both]).await;
+    let begun = ask(&served.link, "GET", &[("Range", "bytes=0-199999")], 200_000).await;
+    assert!(begun.body == object[..200_000]);
+    first.child.kill().await.unwrap();
+    origin.let_go.send_replace(LENGTH);
+    let got = ask(&served.link, "GET", &[], LENGTH).await;
+    assert!(got.body == object, "{} bytes", got.body.len());
+    served.end().await;
+}
+
 /// A reader that gives a silent connection up after eight seconds, as Media3 does, and shows what it has
 /// at the stream's rate.
 #[tokio::test]

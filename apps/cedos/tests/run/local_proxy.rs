@@ -18,20 +18,31 @@ use tokio::process::{Child, Command};
 
 const BYTES: usize = 2_000_000;
 
-/// A device with an agent that is a proxy, a D2Prox, and an origin.
+/// A device with an agent that is a proxy, and one D2Prox or several, each with a key of its own.
 struct Device {
     home: tempfile::TempDir,
     /// Address of the local proxy.
     at: String,
     _agent: Child,
-    _proxy: ProxyProcess,
+    proxies: Vec<ProxyProcess>,
 }
 
 impl Device {
     async fn new(more: &[&str]) -> Device {
+        Device::with_proxies(1, more).await
+    }
+
+    async fn with_proxies(count: usize, more: &[&str]) -> Device {
         let home = tempfile::tempdir().expect("a directory");
-        let proxy = ProxyProcess::start(home.path(), "127.0.0.1:0", &[]).await;
-        let arguments = ["agent", "--proxy", "127.0.0.1:0", "--prox", &proxy.address];
+        let mut proxies = Vec::new();
+        for _ in 0..count {
+            // A running proxy has read its key: the next one makes another.
+            let _ = std::fs::remove_file(home.path().join("prox.key"));
+            proxies.push(ProxyProcess::start(home.path(), "127.0.0.1:0", &[]).await);
+        }
+        let addresses = proxies.iter().map(|proxy| &*proxy.address);
+        let addresses = addresses.collect::<Vec<_>>().join(" ");
+        let arguments = ["agent", "--proxy", "127.0.0.1:0", "--prox", &addresses];
         let mut agent = program::cedos(home.path(), &[&arguments[..], more].concat())
             .env("CEDOS_AGENT", home.path().join("agent.sock"))
             .spawn()
@@ -48,7 +59,7 @@ impl Device {
             home,
             at,
             _agent: agent,
-            _proxy: proxy,
+            proxies,
         }
     }
 
@@ -94,6 +105,29 @@ impl Ran {
     fn is_whole(&self, wanted: &[u8]) {
         assert_eq!(self.code, 0, "{}", self.errors);
         assert!(self.output == wanted, "other bytes, or not all");
+    }
+}
+
+#[tokio::test]
+async fn connections_go_to_another_proxy_of_the_list_when_theirs_falls_silent() {
+    let mut device = Device::with_proxies(2, &[]).await;
+    let bytes = object(BYTES, 1);
+    let served = bytes.clone();
+    let origin = ScriptedOrigin::start(move |asked| {
+        OriginReply(proper(asked, &served, "\"v1\""), ReplyEnd::Close)
+    });
+    let origin = origin.await;
+    let url = origin.url("/a");
+    let http = format!("http://{}", device.at);
+    for killed in [None, Some(0)] {
+        if let Some(killed) = killed {
+            let proxy: &mut ProxyProcess = &mut device.proxies[killed];
+            proxy.child.kill().await.expect("it runs");
+        }
+        let Some(ran) = device.curl(&["-x", &http, &url]).await else {
+            return;
+        };
+        ran.is_whole(&bytes);
     }
 }
 

@@ -12,4 +12,5 @@ mod relays;
 mod rest;
 mod streams;
 mod support;
+mod system_route;
 mod workers;

@@ -52,6 +52,10 @@ impl ProxyClient {
     fn session_end(&self, end: &SessionEnd) -> Result<FlowLoss, TransferFailure> {
         let server = format!("the proxy {}", self.address_text());
         match session_refusal(end, &server, &self.key.public()) {
+            // Another proxy of the list may let it in.
+            Some(failure) if self.leave_refusing_proxy(&failure) => {
+                Ok(FlowLoss::Session(failure.text))
+            }
             Some(failure) => Err(failure),
             None => Ok(FlowLoss::Session(end.to_string())),
         }

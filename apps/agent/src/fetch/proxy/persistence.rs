@@ -38,7 +38,9 @@ impl ProxyClient {
                 flow: flow.flow,
                 received,
             });
-        self.state().claim = Some((flow.instance, claim));
+        if self.select_claimed(flow.proxy) {
+            self.state().claim = Some((flow.instance, claim));
+        }
     }
 
     /// Takes the claimed flow, to be read from where it was claimed.
@@ -68,6 +70,7 @@ impl ProxyClient {
             instance,
             flow,
             lead,
+            proxy: Some(self.servers.servers()[state.selection.current()].key),
         })
     }
 
@@ -95,7 +98,7 @@ impl ProxyClient {
             state.claim.map(|(instance, _)| instance)
         };
         let directory = self.instances.clone().filter(|_| self.given.is_none())?;
-        let (ours, theirs) = (self.key.public(), self.address.key);
+        let (ours, theirs) = (self.key.public(), self.address().key);
         let take = move || {
             Instance::take(&directory, ours, theirs, first, |instance, flow, memo| {
                 PartialNote::continues_flow(Path::new(OsStr::from_bytes(memo)), instance, flow)
@@ -119,9 +122,12 @@ impl ProxyClient {
         }
     }
 
-    /// Informs the proxy that the flows of an instance are no longer needed. True if it confirmed.
-    pub async fn release_instance(&self, instance: u64, patience: Duration) -> bool {
-        self.state().claim = Some((instance, None));
+    /// Informs the proxy that the flows of this flow's instance are no longer needed. True if it confirmed.
+    pub async fn release_instance(&self, flow: &FlowNote, patience: Duration) -> bool {
+        if !self.select_claimed(flow.proxy) {
+            return false;
+        }
+        self.state().claim = Some((flow.instance, None));
         if self.connect().await.is_err() {
             return false;
         }

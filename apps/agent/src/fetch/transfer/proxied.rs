@@ -164,6 +164,81 @@ impl<'a> ProxySource<'a> {
         found.map(|(name, _)| name).collect()
     }
 
+    /// Decides again about links, and reports what the transfer waits for.
+    fn review_links(
+        &mut self,
+        control: &mut TransferControl<'_>,
+        progress: ContentProgress,
+    ) -> Result<(), TransferFailure> {
+        control.check_deadline(progress)?;
+        let candidates = self.candidates(control);
+        self.flow.follow_deadline(control);
+        self.flow.count_paid(control);
+        let now = BootInstant::now();
+        let free_answers = self.client.carried().iter().any(|(link, traffic)| {
+            traffic.is_answering == Some(true) && !control.usage.is_metered(link)
+        });
+        let report = self.client.supply_report();
+        let source = self.session.supply.supply(report, free_answers, now);
+        let decision = control.decide(progress, &candidates, true, source);
+        let waits = matches!(decision.choice, LinkChoice::Wait { .. });
+        if !waits {
+            control.unblock();
+        }
+        if let Grant::Probe { bytes } = decision.grant {
+            let metered = (candidates.iter()).find(|link| link.class == LinkClass::Metered);
+            let name = metered.map_or("a metered network", |link| &link.name);
+            control.reporter.note_probe(name, bytes);
+        }
+        if self.flow.go_by(&decision, &candidates, control, progress) {
+            self.session.links.on_grant_changed();
+        }
+        let carries = |link: &LinkCandidate| link.class == LinkClass::Free && !link.stalled;
+        let may_come = !waits && (self.flow.spends() || candidates.iter().any(carries));
+        let asked = may_come && self.client.has_answering_path();
+        self.session.answers.set_asked(asked, BootInstant::now());
+        match LinkWait::or_use(decision.choice) {
+            Err(wait) => {
+                self.session.answers.on_wait();
+                control.refuse_to_wait(progress, wait.reason, &wait.why)?;
+                control.block(wait.reason, wait.why.clone());
+                control.reporter.why = format!("waits: {}", wait.why);
+                control.reporter.waits(wait.reason, wait.why, wait.unblocks);
+            }
+            Ok((index, why)) => {
+                let chosen = &candidates[index];
+                control.reporter.why =
+                    self.why(decision.pays_because, chosen, why, control.refusal());
+                let answers = self.client.has_answering_path();
+                let address = self.client.address_text();
+                let intercepted = self.intercepted();
+                let blocked = self.blocked();
+                let watched = &mut self.session.answers;
+                watched.watch(answers, &address, intercepted, &blocked, control)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on at another proxy of the list if this one is silent and that one is not. An upload stays: what arrived of
+    /// it is at this one, and a request may not be sent twice.
+    fn leave_silent_proxy(&mut self, control: &mut TransferControl<'_>) -> bool {
+        let silence = self.session.answers.unanswered_for(BootInstant::now());
+        let (Some(silence), true) = (silence, self.flow.is_download()) else {
+            return false;
+        };
+        if silence < self.client.silent_max() {
+            return false;
+        }
+        let Some(text) = self.client.leave_silent_proxy() else {
+            return false;
+        };
+        self.session.events = None;
+        let reason = TransferReason::ProxyUnreachable;
+        control.reporter.note(Some(reason), text);
+        true
+    }
+
     fn link_name(&self, link: d2tp_session::LinkId) -> Option<String> {
         self.client.device()?.link_name(link)
     }
@@ -274,54 +349,11 @@ impl<'a> TransferSource<'a> for ProxySource<'a> {
         control: &mut TransferControl<'_>,
         progress: ContentProgress,
     ) -> Result<Review, TransferFailure> {
-        control.check_deadline(progress)?;
-        let candidates = self.candidates(control);
-        self.flow.follow_deadline(control);
-        self.flow.count_paid(control);
-        let now = BootInstant::now();
-        let free_answers = self.client.carried().iter().any(|(link, traffic)| {
-            traffic.is_answering == Some(true) && !control.usage.is_metered(link)
-        });
-        let report = self.client.supply_report();
-        let source = self.session.supply.supply(report, free_answers, now);
-        let decision = control.decide(progress, &candidates, true, source);
-        let waits = matches!(decision.choice, LinkChoice::Wait { .. });
-        if !waits {
-            control.unblock();
-        }
-        if let Grant::Probe { bytes } = decision.grant {
-            let metered = (candidates.iter()).find(|link| link.class == LinkClass::Metered);
-            let name = metered.map_or("a metered network", |link| &link.name);
-            control.reporter.note_probe(name, bytes);
-        }
-        if self.flow.go_by(&decision, &candidates, control, progress) {
-            self.session.links.on_grant_changed();
-        }
-        let carries = |link: &LinkCandidate| link.class == LinkClass::Free && !link.stalled;
-        let may_come = !waits && (self.flow.spends() || candidates.iter().any(carries));
-        let asked = may_come && self.client.has_answering_path();
-        self.session.answers.set_asked(asked, BootInstant::now());
-        match LinkWait::or_use(decision.choice) {
-            Err(wait) => {
-                self.session.answers.on_wait();
-                control.refuse_to_wait(progress, wait.reason, &wait.why)?;
-                control.block(wait.reason, wait.why.clone());
-                control.reporter.why = format!("waits: {}", wait.why);
-                control.reporter.waits(wait.reason, wait.why, wait.unblocks);
-            }
-            Ok((index, why)) => {
-                let chosen = &candidates[index];
-                control.reporter.why =
-                    self.why(decision.pays_because, chosen, why, control.refusal());
-                let answers = self.client.has_answering_path();
-                let address = self.client.address_text();
-                let intercepted = self.intercepted();
-                let blocked = self.blocked();
-                let watched = &mut self.session.answers;
-                watched.watch(answers, &address, intercepted, &blocked, control)?;
-            }
-        }
-        Ok(Review::Stay)
+        self.review_links(control, progress)?;
+        Ok(match self.leave_silent_proxy(control) {
+            true => Review::Leave,
+            false => Review::Stay,
+        })
     }
 
     fn watch_candidates(&self) -> Option<watch::Receiver<()>> {
@@ -347,6 +379,11 @@ impl<'a> TransferSource<'a> for ProxySource<'a> {
         match event {
             SessionEvent::Established { .. } => {
                 self.session.answers.on_answer();
+                if let Some(proxy) = self.client.describe_proxy() {
+                    control
+                        .reporter
+                        .note(None, format!("through the proxy {proxy}"));
+                }
                 if let Some(node) = self.client.describe_nodes() {
                     let text = format!("through the proxy's node {node}");
                     control.reporter.note(None, text);
@@ -359,7 +396,7 @@ impl<'a> TransferSource<'a> for ProxySource<'a> {
                     tracing::debug!(link = %name, took_ms = took, "a path answers");
                     self.session.links.on_path_up(name, took);
                 }
-                self.review(control, progress)?;
+                self.review_links(control, progress)?;
             }
             SessionEvent::Switched {
                 from,
@@ -381,7 +418,7 @@ impl<'a> TransferSource<'a> for ProxySource<'a> {
                 (self.session.links).on_switched(switch, &traffic, spends, control);
             }
             SessionEvent::PathSilent { .. } | SessionEvent::PathDown { .. } => {
-                self.review(control, progress)?;
+                self.review_links(control, progress)?;
             }
             SessionEvent::Suspended(_) => {
                 // A session without a path is also one that the proxy closed, or that had nothing to carry.
@@ -428,7 +465,8 @@ impl<'a> TransferSource<'a> for ProxySource<'a> {
         _length: Duration,
         control: &mut TransferControl<'_>,
     ) -> String {
-        control.reporter.node = self.client.describe_nodes();
+        let proxy = self.client.describe_proxy();
+        control.reporter.node = proxy.or_else(|| self.client.describe_nodes());
         self.count_links(control)
     }
 

@@ -46,8 +46,11 @@ impl ProxySession {
     ) -> Result<ProxyConnection, ConnectRefusal> {
         let since = Instant::now();
         loop {
+            let moves = self.proxy.moves();
             let made = self.within_limit(self.try_open(target, conn_options)).await;
             match made {
+                // Nothing of the program's has been sent: it is asked for at the other proxy.
+                Err(_) if self.proxy.moves() != moves && since.elapsed() < ANSWER_LIMIT => {}
                 Err(refusal)
                     if refusal.cause == RefusalCause::Full && since.elapsed() < ROOM_WAIT_MAX =>
                 {

@@ -65,6 +65,7 @@ impl ProxyConnection {
 
     /// Waits until the peer has everything, after both directions have ended.
     pub async fn wait_delivered(self) {
+        self.lengths.on_ended();
         let _ = poll_fn(|cx| lock(&self.flow).poll_finished(cx)).await;
     }
 }

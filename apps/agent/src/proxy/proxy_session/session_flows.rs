@@ -54,7 +54,7 @@ pub(super) struct ConnTraffic {
 /// How many bytes the payload of a connection still has, as far as its own HTTP heads tell.
 #[derive(Default)]
 pub(super) struct ConnLengths {
-    /// Whether the target's bytes have begun: before them comes the proxy's answer.
+    /// Whether the target's bytes have begun, before which comes the proxy's answer, and have not ended.
     is_made: AtomicBool,
     /// Whether nothing tells any more.
     is_unknown: AtomicBool,
@@ -65,6 +65,11 @@ impl ConnLengths {
     /// Records that everything read from now on is the target's.
     pub(super) fn on_made(&self) {
         self.is_made.store(true, Relaxed);
+    }
+
+    /// Records that both directions have ended: only the peer's confirmation is missing.
+    pub(super) fn on_ended(&self) {
+        self.is_made.store(false, Relaxed);
     }
 
     /// Reads what the program sent. True if that told of many bytes to come.
@@ -149,6 +154,13 @@ pub(super) struct SessionFlows {
 }
 
 impl SessionFlows {
+    /// Whether there is a connection to a target that has not ended: one that waits for the proxy's answer can begin again elsewhere.
+    pub(super) fn has_made_connections(&self) -> bool {
+        self.all
+            .values()
+            .any(|flow| flow.lengths.is_made.load(Relaxed))
+    }
+
     /// Removes groups without connections from the scheduler. Returns the others, with what links
     /// carried for them.
     fn current_groups(&mut self, links: &[LinkStatus]) -> &mut [ConnGroup] {

@@ -6,10 +6,11 @@ use d2tp_sched::format_duration;
 
 use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::outcome::{TransferExit, TransferFailure, TransferReason};
+use crate::fetch::proxy::SILENT_MAX;
 use crate::fetch::transfer::control::TransferControl;
 
 /// How long the proxy may be silent before the user is informed.
-const UNREACHABLE_AFTER: Duration = Duration::from_secs(4); // five handshake tries on a fast link
+const UNREACHABLE_AFTER: Duration = SILENT_MAX;
 
 /// Which host is silent, and for how long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +57,11 @@ impl ProxyAnswers {
     /// Whether a path that answers may carry the object.
     pub(super) fn is_asked(&self) -> bool {
         self.asked_since.is_some()
+    }
+
+    /// How long no path has answered although one should; `None` while one answers, or none may be used.
+    pub(super) fn unanswered_for(&self, now: BootInstant) -> Option<Duration> {
+        self.unanswered_since.map(|since| now.since(since))
     }
 
     /// Records that no link may be used, so that no answer is due.

@@ -236,7 +236,12 @@ mod tests {
         let (_stop, stop) = watch::channel(false);
         let key = SecretKey::from_bytes([7; 32]);
         let address = format!("d2tp://127.0.0.1:1/{}", key.public());
-        let client = ProxyClient::new(address.parse().unwrap(), key, links.clone(), None);
+        let client = ProxyClient::new(
+            address.parse::<d2tp_driver::ServerAddress>().unwrap(),
+            key,
+            links.clone(),
+            None,
+        );
         let scheduler = SchedulerHandle::new(SchedulerKind::default());
         let context = TransferContext::standalone(links, stop, scheduler);
         let mut observer = DeafObserver;
