@@ -11,14 +11,19 @@
 mod channel;
 mod downloads;
 mod episode;
+mod episode_actions;
 mod episodes;
 mod feed;
+mod kept_feeds;
 mod library;
 mod opml;
 mod parsed_feed;
 mod refresh;
+mod rewritten_feed;
 mod rule;
+mod subscription_changes;
 mod subscriptions;
+mod sync_account;
 mod transfer_log;
 
 pub use channel::{Channel, ChannelId, ChannelSummary};
@@ -28,7 +33,9 @@ pub use downloads::{
 pub use episode::{
     Episode, EpisodeDeadline, EpisodeId, EpisodeQuery, EpisodeState, EpisodeSummary,
 };
+pub use episode_actions::{EPISODE_ACTIONS_MAX, EpisodeAction, EpisodeActionKind, RecordedActions};
 pub use feed::parse_feed;
+pub use kept_feeds::{GivenCopy, KEPT_FEED_BYTES_MAX, KeptFeed};
 pub use library::{Library, LibraryError};
 pub use opml::{OPML_FEEDS_MAX, feed_links_of_page, read_opml, write_opml};
 pub use parsed_feed::{
@@ -39,5 +46,8 @@ pub use refresh::{
     REFRESH_INTERVAL, REFRESH_INTERVAL_MAX, REFRESH_RETRY, RefreshOutcome, RefreshReport,
     RefreshRequest,
 };
+pub use rewritten_feed::rewrite_feed;
 pub use rule::{ChannelRule, DownloadSchedule, KEEP_LATEST_DEFAULT, KeepRule, WeekdaySet};
+pub use subscription_changes::{APP_DEVICES_MAX, AppDevice, ChangedFeed, SubscriptionChanges};
+pub use sync_account::{SYNC_INTERVAL, SYNC_RETRY_MAX, SyncAccount, SyncProgress};
 pub use transfer_log::{TRANSFER_LOG_ENTRIES_MAX, TransferLogEntry};

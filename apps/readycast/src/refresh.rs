@@ -18,6 +18,7 @@ use url::{Host, Url};
 use crate::channel::ChannelId;
 use crate::episode::EpisodeState;
 use crate::feed::parse_feed;
+use crate::kept_feeds::keep_feed;
 use crate::library::{Library, LibraryError, optional_time, seconds, url};
 use crate::parsed_feed::{ParsedEpisode, ParsedFeed, SkippedItems};
 
@@ -169,13 +170,14 @@ impl Library {
             }
             (
                 RefreshOutcome::Feed {
+                    bytes,
                     etag,
                     last_modified,
                     moved_to,
-                    ..
                 },
                 Some(Ok(feed)),
             ) => {
+                keep_feed(&transaction, channel, &bytes)?;
                 let mut report = store_feed(&transaction, channel, &address, &feed, now)?;
                 note_success(&transaction, channel, &address, feed.ttl_minutes, now)?;
                 transaction.execute(
