@@ -10,16 +10,21 @@
 //!            └─ how they ended
 //! ```
 //!
+//! `apps` serves other podcast apps on this machine, `sync` exchanges subscriptions and positions with a server.
+//!
 //! Without a library nothing runs: no task, no timer, no memory. What is asked for is in the library before
 //! anything is done for it, so an agent that is killed goes on where it was.
 
+mod apps;
 mod directory_search;
 mod downloads;
 mod feed_fetch;
+mod gpodder_messages;
 pub(super) mod podcast_request;
 mod refreshes;
 pub(super) mod requests;
 pub(super) mod service;
+mod sync;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -30,6 +35,7 @@ use jiff::Timestamp;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinSet;
 
+use self::apps::port::AppPort;
 use self::service::{PodcastService, REFRESHES_MAX};
 use super::state::{Agent, lock};
 use crate::fetch::outcome::TransferFailure;
@@ -101,9 +107,12 @@ impl Agent {
             self.follow_downloads().await?;
             self.start_downloads().await?
         };
+        service.with(Library::apply_pending_actions).await?;
         let channels = service.with(Library::channels).await?;
+        let is_synced = service.with(Library::sync_account).await?.is_some();
         let is_regular = |schedule: DownloadSchedule| schedule != DownloadSchedule::Manual;
-        let has_work = channels.iter().any(|c| is_regular(c.rule.schedule));
+        let has_rule = channels.iter().any(|c| is_regular(c.rule.schedule));
+        let has_work = has_rule || is_synced || AppPort::is_saved();
         self.has_subscriptions.store(has_work, Ordering::Relaxed);
         let now = Timestamp::now();
         let due = service
