@@ -5,6 +5,7 @@ mod links;
 mod networks;
 mod on_demand;
 mod page;
+mod podcast_sync;
 mod podcasts;
 mod podcasts_page;
 mod queue;
