@@ -12,10 +12,15 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use sha2::{Digest, Sha256};
 
 use super::own_file;
 use super::partial::{PartialNote, beside, read_note};
+
+/// Bytes that are digested at a time.
+const DIGEST_PIECE_BYTES: u64 = 256 * 1024; // a guess
 
 /// How far a download is, whose bytes are read from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +45,8 @@ pub struct PartialReader {
     file: File,
     destination: PathBuf,
     edition: String,
+    /// How many bytes the newest note of this edition was of, and their digest.
+    known: Mutex<(u64, Option<String>)>,
     /// The length, once the file was seen whole: it can be read to its end even if it is removed.
     whole: OnceLock<u64>,
 }
@@ -54,6 +61,7 @@ impl PartialReader {
             file,
             destination: destination.to_owned(),
             edition,
+            known: Mutex::new((note.durable_bytes, note.sha256.clone())),
             whole: OnceLock::new(),
         };
         (note.durable_bytes > 0).then_some((reader, note))
@@ -70,9 +78,11 @@ impl PartialReader {
             return PartialState::Whole { length: *length };
         }
         match read_note(&beside(&self.destination, ".part.json")).note() {
-            Some(note) if note.edition.as_ref() == Some(&self.edition) => PartialState::Growing {
-                durable_bytes: note.durable_bytes,
-            },
+            Some(note) if note.edition.as_ref() == Some(&self.edition) => {
+                let durable_bytes = note.durable_bytes;
+                *self.known() = (durable_bytes, note.sha256);
+                PartialState::Growing { durable_bytes }
+            }
             Some(_) => PartialState::Replaced,
             // The note goes when the file has its name.
             None => self.finished().unwrap_or(PartialState::Replaced),
@@ -83,12 +93,32 @@ impl PartialReader {
         let named = std::fs::symlink_metadata(&self.destination).ok()?;
         let held = self.file.metadata().ok()?;
         let is_same = (named.dev(), named.ino()) == (held.dev(), held.ino());
-        is_same.then(|| PartialState::Whole {
+        // It may have started again and ended since its note was read.
+        let (bytes, sha256) = self.known().clone();
+        let is_continued = is_same && sha256.is_some() && self.digest(bytes) == sha256;
+        is_continued.then(|| PartialState::Whole {
             length: *self.whole.get_or_init(|| held.len()),
         })
     }
 
-    /// Reads up to `most` bytes at `at`.
+    fn known(&self) -> MutexGuard<'_, (u64, Option<String>)> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The digest of the first bytes, in hexadecimal; none if they are not there.
+    fn digest(&self, bytes: u64) -> Option<String> {
+        let mut digest = Sha256::new();
+        let mut at = 0;
+        while at < bytes {
+            let most = (bytes - at).min(DIGEST_PIECE_BYTES);
+            let piece = self.read(at, usize::try_from(most).ok()?).ok()?;
+            digest.update(&piece);
+            at += most;
+        }
+        Some(hex::encode(digest.finalize()))
+    }
+
+    /// Reads `most` bytes at `at`.
     ///
     /// # Errors
     /// From the disk, or the bytes are not there.
@@ -148,5 +178,9 @@ mod tests {
         assert_eq!(reader.state(), PartialState::Replaced);
         let (again, _) = PartialReader::open(&destination).expect("some bytes");
         assert_ne!(again.edition(), reader.edition());
+        // Also if nobody looked in between.
+        sink.commit(&destination, true).await.expect("whole");
+        assert_eq!(reader.state(), PartialState::Replaced);
+        assert_eq!(again.state(), PartialState::Whole { length: 6 });
     }
 }

@@ -10,6 +10,8 @@ use cedos_lab_rig::origin::{
 };
 use cedos_lab_rig::program::{AgentProcess, CedosRun, cedos, ended};
 use cedos_lab_rig::wait::{until_async, within};
+use cedos_readycast::{ChannelRule, Library};
+use jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -25,10 +27,25 @@ struct Listener {
 }
 
 impl Listener {
-    async fn new() -> Listener {
+    /// A machine with these subscriptions, of which nothing is fetched but by hand.
+    async fn subscribed(feeds: &[&str]) -> Listener {
         let folder = tempfile::tempdir().expect("a directory");
+        let library =
+            Library::open(&folder.path().join(".state/cedos/podcasts")).expect("a library");
+        let rule = ChannelRule {
+            schedule: "by hand".parse().expect("a schedule"),
+            ..ChannelRule::default()
+        };
+        for feed in feeds {
+            let feed = feed.parse().expect("an address");
+            let channel = library.subscribe(&feed, Timestamp::now()).expect("stored");
+            library.set_channel_rule(channel, &rule).expect("stored");
+        }
+        drop(library);
         let agent = Some(AgentProcess::start(folder.path()).await);
-        Listener { folder, agent }
+        let home = Listener { folder, agent };
+        home.cast(&["refresh"]).await;
+        home
     }
 
     fn path(&self) -> &Path {
@@ -237,6 +254,13 @@ fn feed(origin: &str, title: &str, paths: &[&str]) -> String {
 }
 
 fn feed_reply(asked: &OriginRequest, title: &str, paths: &[&str]) -> OriginReply {
+    match asked.header("if-none-match") == Some(TAG) {
+        true => empty("304 Not Modified"),
+        false => unconditional_feed_reply(asked, title, paths),
+    }
+}
+
+fn unconditional_feed_reply(asked: &OriginRequest, title: &str, paths: &[&str]) -> OriginReply {
     let origin = format!("http://{}", asked.header("host").unwrap_or_default());
     let body = feed(&origin, title, paths).replace(
         &format!("{origin}/feed</itunes:new-feed-url>"),
@@ -248,9 +272,6 @@ fn feed_reply(asked: &OriginRequest, title: &str, paths: &[&str]) -> OriginReply
         ("Content-Length", &*length),
         ("ETag", TAG),
     ];
-    if asked.header("if-none-match") == Some(TAG) {
-        return empty("304 Not Modified");
-    }
     OriginReply(reply("200 OK", &headers, body.as_bytes()), ReplyEnd::Close)
 }
 
@@ -314,9 +335,7 @@ async fn an_app_downloads_one_copy_through_an_outage_a_broken_connection_and_ano
         }
     })
     .await;
-    let mut home = Listener::new().await;
-    home.cast(&["add", &origin.url("/feed")]).await;
-    home.cast(&["rule", "1", "by", "hand"]).await;
+    let mut home = Listener::subscribed(&[&origin.url("/feed")]).await;
     let access = home.apps().await;
     let (feed, enclosures) = links(&access).await;
     assert_eq!(enclosures.len(), 2);
@@ -407,9 +426,7 @@ async fn an_app_is_never_given_bytes_of_two_copies() {
         }
     })
     .await;
-    let home = Listener::new().await;
-    home.cast(&["add", &origin.url("/feed")]).await;
-    home.cast(&["rule", "1", "by", "hand"]).await;
+    let home = Listener::subscribed(&[&origin.url("/feed")]).await;
     let (_, enclosures) = links(&home.apps().await).await;
     let (mut stream, head, mut got) = begin("GET", &enclosures[0], &[], "").await;
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
@@ -435,9 +452,7 @@ async fn an_app_is_never_given_bytes_of_two_copies() {
 #[tokio::test]
 async fn only_apps_of_this_machine_that_were_told_have_access() {
     let origin = origin().await;
-    let mut home = Listener::new().await;
-    home.cast(&["add", &origin.url("/feed")]).await;
-    home.cast(&["rule", "1", "by", "hand"]).await;
+    let mut home = Listener::subscribed(&[&origin.url("/feed")]).await;
     let access = home.apps().await;
     let (feed, _) = links(&access).await;
     for (name, value, status) in [
@@ -533,9 +548,7 @@ async fn only_apps_of_this_machine_that_were_told_have_access() {
 #[tokio::test]
 async fn what_makes_no_sense_is_refused_and_changes_nothing() {
     let origin = origin().await;
-    let home = Listener::new().await;
-    home.cast(&["add", &origin.url("/feed")]).await;
-    home.cast(&["rule", "1", "by", "hand"]).await;
+    let home = Listener::subscribed(&[&origin.url("/feed")]).await;
     let access = home.apps().await;
     let subscriptions = "/origins/api/2/subscriptions/cedos/phone.json";
     let episodes = "/origins/api/2/episodes/cedos.json";
@@ -615,14 +628,9 @@ async fn what_makes_no_sense_is_refused_and_changes_nothing() {
 #[tokio::test]
 async fn two_devices_have_the_same_podcasts_and_positions_after_they_synced() {
     let origin = origin().await;
-    let (server, device) = (Listener::new().await, Listener::new().await);
     let [one, two, three] = ["/feed1", "/feed2", "/feed3"].map(|path| origin.url(path));
-    for (home, feeds) in [(&server, [&one, &two]), (&device, [&two, &three])] {
-        for feed in feeds {
-            home.cast(&["add", feed]).await;
-            home.cast(&["rule", feed, "by", "hand"]).await;
-        }
-    }
+    let server = Listener::subscribed(&[&one, &two]).await;
+    let device = Listener::subscribed(&[&two, &three]).await;
     let heard = device.episodes(&two).await[0]["id"].to_string();
     device.cast(&["played", &heard]).await;
     let access = server.apps().await;
@@ -690,21 +698,11 @@ async fn an_action_on_an_episode_that_is_not_known_yet_counts_when_it_is() {
     let more = Arc::new(AtomicBool::new(false));
     let flag = more.clone();
     let origin = ScriptedOrigin::start(move |asked| match flag.load(Ordering::Relaxed) {
-        true => {
-            let OriginReply(bytes, end) = feed_reply(asked, "Morning", &["a", "b"]);
-            OriginReply(
-                String::from_utf8_lossy(&bytes)
-                    .replace(TAG, "\"v2\"")
-                    .into_bytes(),
-                end,
-            )
-        }
+        true => unconditional_feed_reply(asked, "Morning", &["a", "b"]),
         false => feed_reply(asked, "Morning", &["a"]),
     })
     .await;
-    let home = Listener::new().await;
-    home.cast(&["add", &origin.url("/feed")]).await;
-    home.cast(&["rule", "1", "by", "hand"]).await;
+    let home = Listener::subscribed(&[&origin.url("/feed")]).await;
     let access = home.apps().await;
     let action = json!([{
         "podcast": origin.url("/feed"), "episode": origin.url("/b.mp3"), "action": "play", "position": 77, "total": 500,
@@ -775,11 +773,8 @@ async fn a_server_that_cannot_sync_is_one_sentence_and_nothing_is_lost() {
         }
     })
     .await;
-    let home = Listener::new().await;
-    for feed in &feeds {
-        home.cast(&["add", feed]).await;
-        home.cast(&["rule", feed, "by", "hand"]).await;
-    }
+    let subscribed: Vec<&str> = feeds.iter().map(String::as_str).collect();
+    let home = Listener::subscribed(&subscribed).await;
     let set_up = home.set_up(&server.url("/"), "me", "hush").await;
     assert_eq!(set_up.code, 0, "{}", set_up.errors);
     for (phase_number, sentence) in [
@@ -841,9 +836,7 @@ async fn gpodders_own_library_syncs_with_the_agent() {
         return eprintln!("skipped: mygpoclient is not installed");
     };
     let origin = origin().await;
-    let home = Listener::new().await;
-    home.cast(&["add", &origin.url("/feed")]).await;
-    home.cast(&["rule", "1", "by", "hand"]).await;
+    let home = Listener::subscribed(&[&origin.url("/feed")]).await;
     let access = home.apps().await;
     let script = r#"
 import json, sys
@@ -934,9 +927,7 @@ async fn gpodder_downloads_an_episode_through_the_agent() {
         }
     })
     .await;
-    let home = Listener::new().await;
-    home.cast(&["add", &origin.url("/feed")]).await;
-    home.cast(&["rule", "1", "by", "hand"]).await;
+    let home = Listener::subscribed(&[&origin.url("/feed")]).await;
     let (feed, _) = links(&home.apps().await).await;
     let folder = home.path().join("gpodder");
     for arguments in [&["subscribe", &feed][..], &["update"], &["download"]] {
@@ -994,7 +985,7 @@ async fn opodsync(folder: &Path, data: &Path) -> Server {
     })
     .await;
     // The first request makes the database.
-    get(&format!("{url}api/2/devices/me.json")).await;
+    get(&url).await;
     let script = "$db = new SQLite3($argv[1]); $db->busyTimeout(5000); \
                   $insert = $db->prepare('INSERT INTO users (name, password) VALUES (?, ?)'); \
                   $insert->bindValue(1, 'me'); $insert->bindValue(2, password_hash('hush hush', PASSWORD_DEFAULT)); \
@@ -1019,14 +1010,11 @@ async fn podcasts_are_synced_through_opodsync_by_both_of_its_interfaces() {
     };
     let origin = origin().await;
     for path in ["", "index.php/apps/gpoddersync"] {
-        let (one, other) = (Listener::new().await, Listener::new().await);
+        let [first, second, third] = ["/feed1", "/feed2", "/feed3"].map(|path| origin.url(path));
+        let one = Listener::subscribed(&[&first, &second]).await;
+        let other = Listener::subscribed(&[&third]).await;
         let server = opodsync(&folder, &one.path().join("opodsync")).await;
         let address = format!("{}{path}", server.url);
-        let [first, second, third] = ["/feed1", "/feed2", "/feed3"].map(|path| origin.url(path));
-        for (home, feed) in [(&one, &first), (&one, &second), (&other, &third)] {
-            home.cast(&["add", feed]).await;
-            home.cast(&["rule", feed, "by", "hand"]).await;
-        }
         let heard = one.episodes(&first).await[0]["id"].to_string();
         one.cast(&["played", &heard]).await;
         one.set_up(&address, "me", "wrong")

@@ -18,8 +18,8 @@ use axum::routing::{any, get, post};
 use cedos_readycast::{
     AppDevice, ChangedFeed, EpisodeAction, LibraryError, OPML_FEEDS_MAX, read_opml, write_opml,
 };
-use http::header::{CONTENT_TYPE, SET_COOKIE};
-use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, Method, StatusCode};
 use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -172,14 +172,8 @@ async fn auth(
     }
     let sessions = &context.app.sessions;
     match verb.as_str() {
-        "login.json" => {
-            let mut answer = json_answer(&json!({}));
-            if sessions.has_password(&headers) {
-                let cookie = HeaderValue::from_str(&sessions.begin()).expect("letters");
-                answer.headers_mut().insert(SET_COOKIE, cookie);
-            }
-            answer
-        }
+        // Whoever shows the password gets a session with the answer.
+        "login.json" => json_answer(&json!({})),
         "logout.json" => {
             sessions.end(&headers);
             json_answer(&json!({}))
@@ -452,7 +446,7 @@ async fn list(
     Path((user, file)): Path<(String, String)>,
 ) -> Response {
     match check_user(&user) {
-        Ok(()) => list_in(&context, split(&file).1).await,
+        Ok(()) => list_in(&context, split(&file).1, false).await,
         Err(answer) => *answer,
     }
 }
@@ -463,13 +457,13 @@ async fn all_subscriptions(
 ) -> Response {
     let (user, ending) = split(&file);
     match check_user(user) {
-        Ok(()) => list_in(&context, ending).await,
+        Ok(()) => list_in(&context, ending, true).await,
         Err(answer) => *answer,
     }
 }
 
-/// All subscriptions in a format.
-async fn list_in(context: &ApiContext, ending: &str) -> Response {
+/// All subscriptions in a format. `has_titles`: JSON has more than addresses.
+async fn list_in(context: &ApiContext, ending: &str, has_titles: bool) -> Response {
     let channels = match context
         .app
         .agent
@@ -485,6 +479,12 @@ async fn list_in(context: &ApiContext, ending: &str) -> Response {
         false => context.app.addresses.feed(channel.id),
     };
     match ending {
+        "json" if !has_titles => json_answer(
+            &channels
+                .iter()
+                .map(|channel| json!(address(channel)))
+                .collect(),
+        ),
         "json" => {
             let entry = |channel| {
                 let url = address(channel);

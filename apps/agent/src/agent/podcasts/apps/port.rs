@@ -22,7 +22,7 @@ use axum::body::Body;
 use axum::extract::DefaultBodyLimit;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use http::header::{HeaderName, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS};
+use http::header::{HeaderName, SET_COOKIE, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS};
 use http::{HeaderValue, Request, StatusCode, Uri};
 use hyper::body::Incoming;
 use hyper::service::{Service as _, service_fn};
@@ -335,10 +335,19 @@ impl AppServer {
             }
         };
         place.prove().await;
+        // Some apps show the password a few times only, and expect a session from then on, as gpodder.net gives it.
+        let headers = request.headers();
+        let is_without_session =
+            self.sessions.has_password(headers) && !self.sessions.has_session(headers);
         let pages = TowerToHyperService::new(pages.clone());
-        match pages.call(request.map(Body::new)).await {
+        let mut answer = match pages.call(request.map(Body::new)).await {
             Ok(answer) => answer.into_response(),
             Err(never) => match never {},
+        };
+        if is_without_session {
+            let cookie = HeaderValue::from_str(&self.sessions.begin()).expect("letters");
+            answer.headers_mut().insert(SET_COOKIE, cookie);
         }
+        answer
     }
 }

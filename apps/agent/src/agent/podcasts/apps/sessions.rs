@@ -20,7 +20,7 @@ pub(super) const USER: &str = "cedos";
 pub(super) const COOKIE_NAME: &str = "sessionid";
 
 /// Sessions at once; the newest replaces the oldest.
-const SESSIONS_MAX: usize = 64; // a guess
+const SESSIONS_MAX: usize = 256; // a guess: apps that forget their cookie get one with each request
 
 /// How long a session lasts. An app logs in again, or sends the password with each request.
 const SESSION_WITHIN: Duration = Duration::from_secs(24 * 3_600); // a guess
@@ -79,7 +79,8 @@ impl AppSessions {
         }
     }
 
-    fn has_session(&self, headers: &HeaderMap) -> bool {
+    /// Whether a request has the cookie of a session.
+    pub(super) fn has_session(&self, headers: &HeaderMap) -> bool {
         let now = Instant::now();
         let mut open = lock(&self.open);
         open.retain(|(_, until)| now < *until);
