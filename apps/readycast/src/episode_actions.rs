@@ -569,6 +569,34 @@ mod tests {
     }
 
     #[test]
+    fn positions_outlive_a_subscription_and_follow_a_feed_that_moves() {
+        let (_folder, library, channel) = library(1);
+        let now = Timestamp::now();
+        library
+            .set_position(id(&library, 0), 40_000, None, now)
+            .expect("stored");
+        let moved = address("https://b.example/feed");
+        let outcome = RefreshOutcome::Feed {
+            bytes: b"<rss version=\"2.0\"><channel><title>A</title></channel></rss>".to_vec(),
+            etag: None,
+            last_modified: None,
+            moved_to: Some(moved.clone()),
+        };
+        library
+            .apply_refresh(channel, outcome, now)
+            .expect("stored");
+        // Under the old address, too, it is older than what was done here.
+        let older = library.record_episode_actions(&[play(0, 10, 1_000)], "server", now);
+        assert_eq!(older.expect("stored").older, 1);
+        library.unsubscribe(channel).expect("removed");
+        let channel = library.subscribe(&moved, now).expect("stored");
+        bring(&library, channel, 1);
+        assert_eq!(state(&library, 0), (false, 0));
+        assert_eq!(library.apply_pending_actions().expect("one"), 1);
+        assert_eq!(state(&library, 0), (false, 40_000));
+    }
+
+    #[test]
     fn thousands_of_actions_stay_fast_and_have_a_limit() {
         let (_folder, library, _) = library(10_000);
         let now = Timestamp::now();

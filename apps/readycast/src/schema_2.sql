@@ -88,6 +88,19 @@ WHEN OLD.position_ms IS NOT NEW.position_ms OR OLD.played IS NOT NEW.played BEGI
         total = excluded.total, changed_at = excluded.changed_at, source = '', applied = 1;
 END;
 
+-- Positions are known by addresses: they follow a feed or an episode that gets another one, and are there again when
+-- somebody subscribes again.
+CREATE TRIGGER actions_follow_feed AFTER UPDATE OF url ON channels WHEN OLD.url IS NOT NEW.url BEGIN
+    UPDATE OR REPLACE episode_actions SET podcast = NEW.url WHERE podcast = OLD.url;
+END;
+CREATE TRIGGER actions_follow_episode AFTER UPDATE OF enclosure ON episodes WHEN OLD.enclosure IS NOT NEW.enclosure BEGIN
+    UPDATE OR REPLACE episode_actions SET episode = NEW.enclosure
+    WHERE podcast = (SELECT url FROM channels WHERE id = NEW.channel) AND episode = OLD.enclosure;
+END;
+CREATE TRIGGER actions_outlive_channel AFTER DELETE ON channels BEGIN
+    UPDATE episode_actions SET applied = 0 WHERE podcast = OLD.url;
+END;
+
 -- What was done before this version.
 INSERT INTO subscription_changes (url, channel, subscribed, changed_at)
 SELECT c.url, c.id, 1, k.next FROM channels c, sync_clock k;

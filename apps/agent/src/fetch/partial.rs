@@ -421,6 +421,7 @@ mod tests {
             durable_bytes,
             length: Some(10),
             sha256: Some("ab".repeat(32)),
+            edition: Some("edition".into()),
             ..PartialNote::new(URL)
         }
     }

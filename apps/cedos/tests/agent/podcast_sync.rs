@@ -10,7 +10,7 @@ use cedos_lab_rig::origin::{
 };
 use cedos_lab_rig::program::{AgentProcess, CedosRun, cedos, ended};
 use cedos_lab_rig::wait::{until_async, within};
-use cedos_readycast::{ChannelRule, Library};
+use cedos_readycast::{ChannelRule, Library, SyncAccount, SyncProgress};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -808,6 +808,94 @@ async fn a_server_that_cannot_sync_is_one_sentence_and_nothing_is_lost() {
     let refused = home.set_up(&address, "me", "hush").await;
     assert_eq!(refused.code, 1, "{}", refused.errors);
     assert!(!refused.errors.contains("hush"), "{}", refused.errors);
+}
+
+#[tokio::test]
+async fn the_agent_syncs_by_itself_and_tries_again_when_the_server_is_back() {
+    let is_back = Arc::new(AtomicBool::new(false));
+    let flag = is_back.clone();
+    let server = ScriptedOrigin::start(move |_| match flag.load(Ordering::Relaxed) {
+        true => {
+            let body =
+                br#"{"add": [], "remove": [], "actions": [], "timestamp": 100, "update_urls": []}"#;
+            let length = body.len().to_string();
+            OriginReply(
+                reply("200 OK", &[("Content-Length", &*length)], body),
+                ReplyEnd::Close,
+            )
+        }
+        false => empty("502 Bad Gateway"),
+    })
+    .await;
+    let folder = tempfile::tempdir().expect("a directory");
+    let account = SyncAccount {
+        server: server.url("/").parse().expect("an address"),
+        user: "me".to_owned(),
+        authorization: "Basic bWU6aHVzaA==".to_owned(),
+        device: "cedos-test".to_owned(),
+        is_nextcloud: false,
+        synced_at: None,
+        next_sync_at: Timestamp::UNIX_EPOCH,
+        problem: None,
+        progress: SyncProgress::default(),
+    };
+    let library = Library::open(&folder.path().join(".state/cedos/podcasts")).expect("a library");
+    library.set_sync_account(&account).expect("stored");
+    drop(library);
+    let agent = Some(AgentProcess::start(folder.path()).await);
+    let mut home = Listener { folder, agent };
+    let status = until_async("a problem", async || {
+        let status = home.cast(&["sync", "--status"]).await["account"].clone();
+        status["problem"].is_string().then_some(status)
+    })
+    .await;
+    assert!(
+        status["problem"]
+            .as_str()
+            .is_some_and(|p| p.contains("502")),
+        "{status}"
+    );
+    let next: Timestamp = status["next_sync_at"]
+        .as_str()
+        .expect("a time")
+        .parse()
+        .expect("a time");
+    assert!(next > Timestamp::now(), "{status}");
+    // It is left alone until then.
+    let asked = server.requests().len();
+    assert!(asked <= 3, "{asked} requests");
+    is_back.store(true, Ordering::Relaxed);
+    home.agent.take().expect("it runs").kill().await;
+    let library = Library::open(&home.path().join(".state/cedos/podcasts")).expect("a library");
+    library.set_sync_account(&account).expect("due again");
+    drop(library);
+    home.agent = Some(AgentProcess::start(home.path()).await);
+    until_async("synced", async || {
+        let status = home.cast(&["sync", "--status"]).await["account"].clone();
+        (status["synced_at"].is_string() && status["problem"].is_null()).then_some(())
+    })
+    .await;
+    let requests = server.requests();
+    let is_known =
+        |asked: &OriginRequest| asked.header("authorization") == Some("Basic bWU6aHVzaA==");
+    assert!(requests.iter().all(is_known));
+}
+
+#[tokio::test]
+async fn a_port_that_others_took_meanwhile_costs_apps_their_password() {
+    let mut home = Listener::subscribed(&[]).await;
+    let access = home.apps().await;
+    home.agent.take().expect("it runs").kill().await;
+    let taken = access.server.trim_start_matches("http://").to_owned();
+    let _taken = within(tokio::net::TcpListener::bind(taken))
+        .await
+        .expect("it is free");
+    home.agent = Some(AgentProcess::start(home.path()).await);
+    let new = home.apps().await;
+    assert_ne!(new.server, access.server);
+    assert_ne!(new.password, access.password);
+    let token = |access: &AppAccess| access.subscriptions.rsplit('/').nth(1).map(str::to_owned);
+    assert_ne!(token(&new), token(&access));
 }
 
 /// The path of a program; none if it is not installed.

@@ -25,6 +25,7 @@ use super::feed_fetch::{FeedAnswer, FeedFault, FeedFetch};
 use super::podcast_request::PodcastRequest;
 use super::refreshes::{outcome_of, status_text};
 use super::service::PodcastService;
+use super::sync::SyncCause;
 use crate::fetch::outcome::TransferFailure;
 
 /// Most bytes of an imported list of subscriptions.
@@ -459,7 +460,10 @@ impl Agent {
             PodcastRequest::Sync {
                 url: None,
                 accept_removals,
-            } => self.sync_now(accept_removals).await?,
+            } => {
+                let cause = SyncCause::ByHand { accept_removals };
+                self.exchange(cause).await?
+            }
             PodcastRequest::SyncStatus if is_empty => json!({"account": null}),
             PodcastRequest::SyncStatus => self.sync_status().await?,
             PodcastRequest::SyncEnd => self.end_sync().await?,

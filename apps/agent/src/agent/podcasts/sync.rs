@@ -32,6 +32,21 @@ const LOOK_MAX: Duration = Duration::from_secs(15 * 60); // a guess
 /// The path of Nextcloud's app at its server.
 const NEXTCLOUD_PATH: &str = "index.php/apps/gpoddersync";
 
+/// Time until an exchange for which no network was up is tried again, if no link comes sooner.
+const RETRY_MIN: Duration = Duration::from_secs(60); // a guess
+
+/// Why subscriptions and positions are exchanged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SyncCause {
+    /// The time has come.
+    Due,
+    /// A person wants it.
+    ByHand {
+        /// Whether the server may end many subscriptions.
+        accept_removals: bool,
+    },
+}
+
 /// What an exchange did.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(super) struct SyncReport {
@@ -55,39 +70,33 @@ impl Agent {
     /// Exchanges with the server when it is due, until the agent ends.
     pub(in super::super) async fn keep_synced(self: Arc<Agent>) {
         let service = &self.podcasts;
+        let mut links = self.link_view.links();
         while !self.is_ending() {
-            let due = match service.exists() {
+            let account = match service.exists() {
                 true => service.with(Library::sync_account).await.ok().flatten(),
                 false => None,
             };
-            let wait = due.map_or(LOOK_MAX, |account| {
-                let left = account.next_sync_at.duration_since(Timestamp::now());
-                Duration::try_from(left).unwrap_or_default().min(LOOK_MAX)
-            });
+            let Some(account) = account else {
+                service.sync_changed.notified().await;
+                continue;
+            };
+            let left = account.next_sync_at.duration_since(Timestamp::now());
+            let mut wait = Duration::try_from(left).unwrap_or_default().min(LOOK_MAX);
             if wait.is_zero() {
-                if let Err(failure) = self.sync_now(false).await {
-                    tracing::warn!(error = failure.text, "podcasts are not synced");
-                }
-                // An exchange without a network stays due.
-                if service
-                    .with(Library::sync_account)
-                    .await
-                    .is_ok_and(|account| {
-                        account.is_some_and(|account| account.next_sync_at <= Timestamp::now())
-                    })
-                {
-                    let mut links = self.link_view.links();
-                    tokio::select! {
-                        _ = links.changed() => {}
-                        () = service.sync_changed.notified() => {}
-                        () = tokio::time::sleep(LOOK_MAX) => {}
+                links.borrow_and_update();
+                match self.exchange(SyncCause::Due).await {
+                    Ok(_) => continue,
+                    Err(failure) => {
+                        tracing::warn!(error = failure.text, "podcasts are not synced");
+                        // Without a network it stays due, and a new link is the time for it.
+                        wait = RETRY_MIN;
                     }
                 }
-                continue;
             }
             tokio::select! {
                 () = tokio::time::sleep(wait) => {}
                 () = service.sync_changed.notified() => {}
+                changed = links.changed() => if changed.is_err() { return },
             }
         }
     }
@@ -110,16 +119,20 @@ impl Agent {
                 .with(move |library| library.set_sync_account(&stored))
                 .await?;
         }
-        self.sync_now(false).await
+        service.sync_changed.notify_one();
+        self.exchange(SyncCause::ByHand {
+            accept_removals: false,
+        })
+        .await
     }
 
-    /// Exchanges with the server now. `accept_removals`: also if it removes many subscriptions.
+    /// Exchanges with the server now.
     ///
     /// # Errors
     /// No account was set up, or why the exchange failed, in a sentence.
-    pub(super) async fn sync_now(
+    pub(super) async fn exchange(
         self: &Arc<Agent>,
-        accept_removals: bool,
+        cause: SyncCause,
     ) -> Result<Value, TransferFailure> {
         let service = &self.podcasts;
         let _syncing = service.syncing.lock().await;
@@ -129,6 +142,12 @@ impl Agent {
                 "no server is set up; `cedos cast sync URL --user NAME` names one that speaks the gpodder API",
             )
         })?;
+        let accept_removals = match cause {
+            // Somebody was faster.
+            SyncCause::Due if account.next_sync_at > Timestamp::now() => return Ok(Value::Null),
+            SyncCause::Due => false,
+            SyncCause::ByHand { accept_removals } => accept_removals,
+        };
         let mut exchange = SyncExchange::new(self, account, accept_removals);
         let ended = exchange.run().await;
         let problem = ended.as_ref().err().map(|failure| failure.text.clone());
@@ -139,7 +158,6 @@ impl Agent {
             noted.await?;
         }
         service.changed();
-        service.sync_changed.notify_one();
         ended?;
         let account = service.with(Library::sync_account).await?;
         Ok(json!({"account": account, "report": exchange.report()}))

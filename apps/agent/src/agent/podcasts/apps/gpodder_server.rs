@@ -10,6 +10,8 @@
 //! origins, otherwise links of the agent; what apps send may have either. A list that an app puts (`PUT`) adds feeds,
 //! and removes none: that an app never had a feed is no wish of a person. Podcasts are removed by `remove`.
 
+use std::collections::HashSet;
+
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{Path, Query, State};
@@ -256,8 +258,8 @@ impl ApiContext {
             if !has_origins {
                 // The link of a feed that moved is the same as before.
                 let channels = library.channels()?;
-                let is_left = |feed: &ChangedFeed| channels.iter().all(|c| c.id != feed.channel);
-                changes.remove.retain(is_left);
+                let ids: HashSet<_> = channels.iter().map(|channel| channel.id).collect();
+                changes.remove.retain(|feed| !ids.contains(&feed.channel));
             }
             Ok(changes)
         });

@@ -7,6 +7,8 @@
 //! | actions | `api/2/episodes/USER.json` | `…/episode_action` |
 //! | to send them | `POST` to the same | `…/episode_action/create` |
 
+use std::collections::HashSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use cedos_readycast::{EpisodeAction, LibraryError, SyncAccount};
@@ -302,7 +304,7 @@ impl<'a> SyncExchange<'a> {
         let mut feeds = Vec::new();
         for address in addresses {
             match web_address(address) {
-                Some(feed) if is_this_machine(&feed) && !is_this_machine(&self.account.server) => {
+                Some(feed) if is_foreign_loopback(&feed, &self.account.server) => {
                     self.skip(format!(
                         "{feed}: another device's own address means nothing here"
                     ));
@@ -413,7 +415,8 @@ impl<'a> SyncExchange<'a> {
             let (mut actions, _) = library.episode_actions(sent_until, Some(&source))?;
             // Some servers subscribe to a podcast of which an action comes.
             let channels = library.channels()?;
-            actions.retain(|action| channels.iter().any(|c| c.url == action.podcast));
+            let feeds: HashSet<&Url> = channels.iter().map(|channel| &channel.url).collect();
+            actions.retain(|action| feeds.contains(&action.podcast));
             Ok((changes, actions))
         });
         let (changes, actions) = found.await?;
@@ -490,12 +493,47 @@ fn owned(texts: Vec<&str>) -> Vec<String> {
     texts.into_iter().map(str::to_owned).collect()
 }
 
+fn is_own(ip: IpAddr) -> bool {
+    ip.is_loopback() || ip.is_unspecified()
+}
+
 /// Whether an address is one of this machine alone.
 fn is_this_machine(url: &Url) -> bool {
     match url.host() {
-        Some(Host::Ipv4(ip)) => ip.is_loopback() || ip.is_unspecified(),
-        Some(Host::Ipv6(ip)) => ip.is_loopback() || ip.is_unspecified(),
+        Some(Host::Ipv4(ip)) => is_own(ip.into()),
+        Some(Host::Ipv6(ip)) => is_own(IpAddr::V6(ip).to_canonical()),
         Some(Host::Domain(name)) => name == "localhost" || name.ends_with(".localhost"),
         None => true,
+    }
+}
+
+/// Whether a server elsewhere names an address of this machine.
+fn is_foreign_loopback(feed: &Url, server: &Url) -> bool {
+    is_this_machine(feed) && !is_this_machine(server)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_elsewhere_cannot_add_addresses_of_this_machine() {
+        let url = |text: &str| text.parse::<Url>().expect("an address");
+        let (elsewhere, here) = (url("https://sync.example/"), url("http://127.0.0.1:8080/"));
+        for feed in [
+            "http://127.0.0.1/feed",
+            "http://127.8.0.1:631/",
+            "http://[::1]/feed",
+            "http://0.0.0.0/",
+            "http://[::ffff:127.0.0.1]/",
+            "http://localhost:4433/",
+            "http://a.localhost/",
+        ] {
+            assert!(is_foreign_loopback(&url(feed), &elsewhere), "{feed}");
+            assert!(!is_foreign_loopback(&url(feed), &here), "{feed}");
+        }
+        for feed in ["https://a.example/feed", "http://192.168.1.2/feed"] {
+            assert!(!is_foreign_loopback(&url(feed), &elsewhere), "{feed}");
+        }
     }
 }
