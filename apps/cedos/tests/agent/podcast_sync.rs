@@ -542,6 +542,14 @@ async fn only_apps_of_this_machine_that_were_told_have_access() {
     let list = std::fs::read_to_string(&file).expect("the list");
     let feed = attributes(&list, "xmlUrl").remove(0);
     assert_eq!(get(&feed).await.status, 200, "{list}");
+    let page = home.run(&["page"]).await;
+    let page = String::from_utf8(page.output).expect("text");
+    let by_page = get(&format!(
+        "{}podcasts/subscriptions-for-apps.opml",
+        page.trim()
+    ))
+    .await;
+    assert_eq!((by_page.status, by_page.text()), (200, list));
     assert_ne!(home.apps().await.password, new.password);
 }
 

@@ -157,7 +157,7 @@ impl Agent {
     ///
     /// # Errors
     /// As [`Agent::open_apps`].
-    pub(in super::super) async fn export_for_apps(
+    pub(in super::super::super) async fn export_for_apps(
         self: &Arc<Agent>,
     ) -> Result<String, TransferFailure> {
         let addresses = {
