@@ -94,6 +94,15 @@ pub struct EpisodeAction {
     pub total: Option<u32>,
 }
 
+/// What an action is on, where it is known here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ActionSubject {
+    /// Channel of the feed.
+    pub channel: Option<ChannelId>,
+    /// The episode.
+    pub episode: Option<EpisodeId>,
+}
+
 /// What became of actions that came from elsewhere.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecordedActions {
@@ -138,7 +147,7 @@ impl Library {
     pub fn episode_numbers(
         &self,
         actions: &[EpisodeAction],
-    ) -> Result<Vec<(Option<ChannelId>, Option<EpisodeId>)>, LibraryError> {
+    ) -> Result<Vec<ActionSubject>, LibraryError> {
         let mut connection = self.lock();
         let transaction = connection.transaction()?;
         let mut channels = HashMap::new();
@@ -149,7 +158,10 @@ impl Library {
                 Some(channel) => find_episode(&transaction, channel, action)?,
                 None => None,
             };
-            numbers.push((channel.map(ChannelId), episode.map(|(id, _)| EpisodeId(id))));
+            numbers.push(ActionSubject {
+                channel: channel.map(ChannelId),
+                episode: episode.map(|(id, _)| EpisodeId(id)),
+            });
         }
         Ok(numbers)
     }

@@ -33,7 +33,9 @@ pub use downloads::{
 pub use episode::{
     Episode, EpisodeDeadline, EpisodeId, EpisodeQuery, EpisodeState, EpisodeSummary,
 };
-pub use episode_actions::{EPISODE_ACTIONS_MAX, EpisodeAction, EpisodeActionKind, RecordedActions};
+pub use episode_actions::{
+    ActionSubject, EPISODE_ACTIONS_MAX, EpisodeAction, EpisodeActionKind, RecordedActions,
+};
 pub use feed::parse_feed;
 pub use kept_feeds::{GivenCopy, KEPT_FEED_BYTES_MAX, KeptFeed};
 pub use library::{Library, LibraryError};

@@ -542,21 +542,20 @@ impl ApiContext {
             })
             .await?;
         let addresses = &self.app.addresses;
-        let written = actions
-            .iter()
-            .zip(numbers)
-            .map(|(action, (channel, episode))| {
-                let (podcast, address) = match self.has_origins {
-                    true => (None, None),
-                    false => (
-                        channel.map(|channel| addresses.feed(channel)),
-                        episode.map(|episode| addresses.episode(episode, &action.episode)),
-                    ),
-                };
-                let podcast = podcast.as_ref().unwrap_or(&action.podcast);
-                let address = address.as_ref().unwrap_or(&action.episode);
-                action_json(action, podcast, address, USER)
-            });
+        let written = actions.iter().zip(numbers).map(|(action, subject)| {
+            let (podcast, address) = match self.has_origins {
+                true => (None, None),
+                false => (
+                    subject.channel.map(|channel| addresses.feed(channel)),
+                    subject
+                        .episode
+                        .map(|episode| addresses.episode(episode, &action.episode)),
+                ),
+            };
+            let podcast = podcast.as_ref().unwrap_or(&action.podcast);
+            let address = address.as_ref().unwrap_or(&action.episode);
+            action_json(action, podcast, address, USER)
+        });
         let written: Vec<Value> = written.collect();
         Ok(json!({"actions": written, "timestamp": timestamp}))
     }
