@@ -31,9 +31,9 @@ const END_S: u32 = 5;
 /// What was done with an episode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EpisodeActionKind {
-    /// It was heard up to a position.
+    /// The episode was heard up to a position.
     Play,
-    /// It is to be heard anew.
+    /// The episode is to be heard anew.
     New,
     /// A device fetched it.
     Download,
@@ -73,7 +73,7 @@ impl EpisodeActionKind {
 
 /// An action on an episode.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EpisodeAction {
+pub struct SyncAction {
     /// Address of the feed.
     pub podcast: Url,
     /// Address of the audio or video.
@@ -99,7 +99,7 @@ pub struct EpisodeAction {
 pub struct ActionSubject {
     /// Channel of the feed.
     pub channel: Option<ChannelId>,
-    /// The episode.
+    /// Number of the episode.
     pub episode: Option<EpisodeId>,
 }
 
@@ -124,7 +124,7 @@ impl Library {
         &self,
         since: i64,
         except: Option<&str>,
-    ) -> Result<(Vec<EpisodeAction>, i64), LibraryError> {
+    ) -> Result<(Vec<SyncAction>, i64), LibraryError> {
         let mut connection = self.lock();
         let transaction = connection.transaction()?;
         let timestamp = read_clock(&transaction)?;
@@ -146,7 +146,7 @@ impl Library {
     /// The database fails.
     pub fn episode_numbers(
         &self,
-        actions: &[EpisodeAction],
+        actions: &[SyncAction],
     ) -> Result<Vec<ActionSubject>, LibraryError> {
         let mut connection = self.lock();
         let transaction = connection.transaction()?;
@@ -173,7 +173,7 @@ impl Library {
     /// The database fails.
     pub fn record_episode_actions(
         &self,
-        actions: &[EpisodeAction],
+        actions: &[SyncAction],
         source: &str,
         now: Timestamp,
     ) -> Result<RecordedActions, LibraryError> {
@@ -201,7 +201,7 @@ impl Library {
     pub fn apply_pending_actions(&self) -> Result<usize, LibraryError> {
         let mut connection = self.lock();
         let transaction = connection.transaction()?;
-        let pending: Vec<(i64, EpisodeAction, String)> = {
+        let pending: Vec<(i64, SyncAction, String)> = {
             let mut query = transaction.prepare_cached(
                 "SELECT a.*, c.id AS channel FROM episode_actions a JOIN channels c ON c.url = a.podcast
                  WHERE a.applied = 0 AND EXISTS (SELECT 1 FROM episodes e WHERE e.channel = c.id
@@ -227,7 +227,7 @@ impl Library {
 fn known_channel<'a>(
     transaction: &Transaction<'_>,
     channels: &mut HashMap<&'a str, Option<i64>>,
-    action: &'a EpisodeAction,
+    action: &'a SyncAction,
 ) -> rusqlite::Result<Option<i64>> {
     if let Some(known) = channels.get(action.podcast.as_str()) {
         return Ok(*known);
@@ -245,9 +245,9 @@ fn cut(text: &mut String) {
     text.truncate(end);
 }
 
-fn action(row: &Row<'_>) -> rusqlite::Result<EpisodeAction> {
+fn action(row: &Row<'_>) -> rusqlite::Result<SyncAction> {
     let word: String = row.get("action")?;
-    Ok(EpisodeAction {
+    Ok(SyncAction {
         podcast: url(row, "podcast")?,
         episode: url(row, "episode")?,
         guid: row.get("guid")?,
@@ -264,7 +264,7 @@ fn action(row: &Row<'_>) -> rusqlite::Result<EpisodeAction> {
 fn find_episode(
     transaction: &Transaction<'_>,
     channel: i64,
-    action: &EpisodeAction,
+    action: &SyncAction,
 ) -> rusqlite::Result<Option<(i64, String)>> {
     let row = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?));
     let by_address = transaction
@@ -286,7 +286,7 @@ fn find_episode(
 fn record(
     transaction: &Transaction<'_>,
     channel: Option<i64>,
-    action: &EpisodeAction,
+    action: &SyncAction,
     source: &str,
     recorded: &mut RecordedActions,
 ) -> rusqlite::Result<()> {
@@ -339,7 +339,7 @@ fn record(
 /// Stores an action as the newest on its episode, after a trigger may have stored what it did to the episode.
 fn store(
     transaction: &Transaction<'_>,
-    action: &EpisodeAction,
+    action: &SyncAction,
     source: &str,
     is_applied: bool,
 ) -> rusqlite::Result<()> {
@@ -368,11 +368,7 @@ fn store(
 }
 
 /// Does to an episode what an action says of listening.
-fn apply(
-    transaction: &Transaction<'_>,
-    episode: i64,
-    action: &EpisodeAction,
-) -> rusqlite::Result<()> {
+fn apply(transaction: &Transaction<'_>, episode: i64, action: &SyncAction) -> rusqlite::Result<()> {
     let at = seconds(action.happened_at);
     match (action.kind, action.position) {
         (EpisodeActionKind::New, _) => {
@@ -459,8 +455,8 @@ mod tests {
             .expect("stored");
     }
 
-    fn play(n: usize, position: u32, at: i64) -> EpisodeAction {
-        EpisodeAction {
+    fn play(n: usize, position: u32, at: i64) -> SyncAction {
+        SyncAction {
             podcast: address("https://a.example/feed"),
             episode: address(&format!("https://a.example/{n}.mp3")),
             guid: None,
@@ -505,7 +501,7 @@ mod tests {
         assert_eq!(record(play(0, 50, 1_000)).older, 1);
         assert_eq!(record(play(0, 97, 1_100)).applied, 1);
         assert_eq!(state(&library, 0), (true, 0));
-        let anew = EpisodeAction {
+        let anew = SyncAction {
             kind: EpisodeActionKind::New,
             ..play(0, 0, 1_200)
         };

@@ -34,7 +34,7 @@ pub use episode::{
     Episode, EpisodeDeadline, EpisodeId, EpisodeQuery, EpisodeState, EpisodeSummary,
 };
 pub use episode_actions::{
-    ActionSubject, EPISODE_ACTIONS_MAX, EpisodeAction, EpisodeActionKind, RecordedActions,
+    ActionSubject, EPISODE_ACTIONS_MAX, EpisodeActionKind, RecordedActions, SyncAction,
 };
 pub use feed::parse_feed;
 pub use kept_feeds::{GivenCopy, KEPT_FEED_BYTES_MAX, KeptFeed};

@@ -21,7 +21,7 @@ const SYNC_RETRY: Duration = Duration::from_secs(5 * 60); // a guess
 /// The account at a server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SyncAccount {
-    /// The server.
+    /// Address of the server.
     pub server: Url,
     /// Name of the user.
     pub user: String,

@@ -35,7 +35,7 @@ use jiff::Timestamp;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinSet;
 
-use self::apps::port::AppPort;
+use self::apps::open_port::AppPort;
 use self::service::{PodcastService, REFRESHES_MAX};
 use super::state::{Agent, lock};
 use crate::fetch::outcome::TransferFailure;

@@ -32,7 +32,7 @@ pub enum PartialState {
     },
     /// The file is whole.
     Whole {
-        /// Its length.
+        /// Length of the file.
         length: u64,
     },
     /// The download started again from zero, or its file is gone: no further byte of this edition comes.

@@ -204,13 +204,7 @@ async fn a_request_that_waits_for_its_origin_is_not_sent_again() {
     let home = directory.path().join("device");
     let device = device(&home, &old.address, &[origin.url("/1")]);
     until("the origin is asked", || !origin.requests().is_empty()).await;
-    let new = proxy(
-        directory.path(),
-        old.listens_at(),
-        &["--upgrade"],
-        "new.log",
-    )
-    .await;
+    let new = proxy(directory.path(), old.listens_at(), &["--upgrade"], "new.log").await;
     assert_eq!(new.address, old.address);
     let ran = ended(device).await;
     assert_eq!(ran.code, 0, "{} {:#?}", ran.errors, ran.events.last());

@@ -14,7 +14,8 @@ mod copy_body;
 mod episode_link;
 mod feed_pages;
 mod gpodder_server;
-pub(super) mod port;
+pub(super) mod open_port;
+mod port;
 mod sessions;
 
 use std::sync::Arc;

@@ -8,7 +8,7 @@
 //! Programs write it differently: actions in capitals, -1 where there is no position, times with or without a zone.
 //! What can be understood is read; an action that cannot is left out.
 
-use cedos_readycast::{EpisodeAction, EpisodeActionKind};
+use cedos_readycast::{EpisodeActionKind, SyncAction};
 use jiff::Timestamp;
 use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
@@ -55,13 +55,13 @@ fn time_of(value: Option<&Value>) -> Option<Timestamp> {
 }
 
 /// An action of a message; none if it makes no sense. Without a time it is done `now`.
-pub(super) fn read_action(value: &Value, now: Timestamp) -> Option<EpisodeAction> {
+pub(super) fn read_action(value: &Value, now: Timestamp) -> Option<SyncAction> {
     let text = |name: &str| value.get(name).and_then(Value::as_str);
     let kind = EpisodeActionKind::from_word(text("action")?)?;
     let is_play = kind == EpisodeActionKind::Play;
     let seconds = |name: &str| seconds_of(value.get(name)).filter(|_| is_play);
     let guid = text("guid").filter(|guid| !guid.is_empty() && guid.len() <= ADDRESS_BYTES_MAX);
-    Some(EpisodeAction {
+    Some(SyncAction {
         podcast: web_address(text("podcast")?)?,
         episode: web_address(text("episode")?)?,
         guid: guid.map(str::to_owned),
@@ -76,7 +76,7 @@ pub(super) fn read_action(value: &Value, now: Timestamp) -> Option<EpisodeAction
 
 /// An action as it is sent: under these addresses, from this device if it has none.
 pub(super) fn action_json(
-    action: &EpisodeAction,
+    action: &SyncAction,
     podcast: &Url,
     episode: &Url,
     device: &str,
@@ -124,7 +124,7 @@ pub(super) fn read_feeds(list: &Value) -> Vec<&str> {
 mod tests {
     use super::*;
 
-    fn read(value: Value) -> Option<EpisodeAction> {
+    fn read(value: Value) -> Option<SyncAction> {
         read_action(&value, Timestamp::UNIX_EPOCH)
     }
 
@@ -190,7 +190,7 @@ mod tests {
         let again = read(written).expect("an action");
         assert_eq!(
             again,
-            EpisodeAction {
+            SyncAction {
                 device: "laptop".to_owned(),
                 ..action
             }

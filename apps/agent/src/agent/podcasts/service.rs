@@ -8,7 +8,7 @@ use cedos_readycast::{ChannelId, Library, LibraryError};
 use jiff::Timestamp;
 use tokio::sync::{Notify, Semaphore};
 
-use super::apps::port::AppPort;
+use super::apps::open_port::AppPort;
 use crate::fetch::jobs;
 use crate::fetch::outcome::TransferFailure;
 use crate::stream::stream_transport::StreamTransport;

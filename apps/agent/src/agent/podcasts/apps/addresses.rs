@@ -15,9 +15,9 @@ pub(super) struct AppAddresses {
 /// What a link of the agent leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AppLink {
-    /// A feed.
+    /// The feed of this channel.
     Feed(ChannelId),
-    /// An episode.
+    /// The audio or video of this episode.
     Episode(EpisodeId),
 }
 

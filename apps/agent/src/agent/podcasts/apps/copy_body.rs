@@ -73,7 +73,7 @@ pub(super) struct CopyBody {
 
 /// What is done next.
 enum CopyStep {
-    /// These bytes are sent.
+    /// There are bytes to send.
     Bytes(Vec<u8>),
     /// There is nothing to send yet.
     Wait,

@@ -18,7 +18,7 @@ use axum::extract::{Path, Query, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post};
 use cedos_readycast::{
-    AppDevice, ChangedFeed, EpisodeAction, LibraryError, OPML_FEEDS_MAX, read_opml, write_opml,
+    AppDevice, ChangedFeed, LibraryError, OPML_FEEDS_MAX, SyncAction, read_opml, write_opml,
 };
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, Method, StatusCode};
@@ -563,8 +563,8 @@ impl ApiContext {
     /// The action under the addresses at the origin; none if it is on something that is not here any more.
     async fn action_at_origin(
         &self,
-        mut action: EpisodeAction,
-    ) -> Result<Option<EpisodeAction>, TransferFailure> {
+        mut action: SyncAction,
+    ) -> Result<Option<SyncAction>, TransferFailure> {
         let podcasts = &self.app.agent.podcasts;
         if self.app.addresses.read(&action.podcast).is_some() {
             match self.feed_at_origin(action.podcast.as_str()).await? {

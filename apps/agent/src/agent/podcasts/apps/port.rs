@@ -11,10 +11,7 @@
 //! | anything else | 404 |
 
 use std::convert::Infallible;
-use std::fs::DirBuilder;
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use axum::Router;
@@ -28,17 +25,15 @@ use hyper::body::Incoming;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
-use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
 use super::super::super::state::Agent;
 use super::addresses::AppAddresses;
+use super::open_port::{AppPort, OpenAppPort, SavedAppPort};
 use super::sessions::{AppSessions, USER};
 use super::{AppContext, episode_link, feed_pages, gpodder_server};
-use crate::fetch::jobs;
 use crate::fetch::outcome::TransferFailure;
 use crate::proxy::is_this_users;
 use crate::stream::store::random_name;
@@ -52,73 +47,6 @@ const HEADERS: [(HeaderName, &str); 2] = [
         "default-src 'none'; sandbox; frame-ancestors 'none'",
     ),
 ];
-
-/// The port for apps, as it is saved for the next agent.
-#[derive(Debug, Serialize, Deserialize)]
-struct SavedAppPort {
-    token: String,
-    port: u16,
-    password: String,
-}
-
-impl SavedAppPort {
-    fn path() -> anyhow::Result<PathBuf> {
-        Ok(jobs::state_directory()?.join("podcast-apps.json"))
-    }
-
-    /// The saved port; none if it was never opened, or is closed.
-    fn load() -> Option<SavedAppPort> {
-        let bytes = std::fs::read(SavedAppPort::path().ok()?).ok()?;
-        let saved: SavedAppPort = serde_json::from_slice(&bytes).ok()?;
-        // Half a secret is easier to guess than none.
-        let whole = random_name().len();
-        let is_whole = saved.token.len() == whole && saved.password.len() == whole;
-        is_whole.then_some(saved)
-    }
-
-    fn save(&self) -> io::Result<()> {
-        let path = SavedAppPort::path().map_err(io::Error::other)?;
-        if let Some(folder) = path.parent() {
-            DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(folder)?;
-        }
-        jobs::replace(&path, self)
-    }
-
-    fn remove() -> io::Result<()> {
-        let path = SavedAppPort::path().map_err(io::Error::other)?;
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
-    }
-}
-
-/// The port for apps, open or not.
-#[derive(Default)]
-pub(in super::super::super) struct AppPort(Mutex<Option<OpenAppPort>>);
-
-/// A port that is served until this is dropped.
-struct OpenAppPort {
-    server: String,
-    password: String,
-    addresses: Arc<AppAddresses>,
-    _serving: JoinSet<()>,
-}
-
-impl AppPort {
-    /// Whether an earlier agent had the port open, so that apps may ask at any time.
-    pub(in super::super) fn is_saved() -> bool {
-        SavedAppPort::load().is_some()
-    }
-
-    /// Stops serving, because the agent ends; the next agent opens the port again.
-    pub(in super::super::super) async fn shut(&self) {
-        *self.0.lock().await = None;
-    }
-}
 
 impl Agent {
     /// Opens the port for apps if an earlier agent had it open.
@@ -233,7 +161,7 @@ impl Agent {
             server,
             password,
             addresses,
-            _serving: serving,
+            serving,
         })
     }
 }

@@ -11,7 +11,7 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use cedos_readycast::{EpisodeAction, LibraryError, SyncAccount};
+use cedos_readycast::{LibraryError, SyncAccount, SyncAction};
 use http::{Method, StatusCode};
 use jiff::Timestamp;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -391,7 +391,7 @@ impl<'a> SyncExchange<'a> {
         let timestamp = self.timestamp(&answer)?;
         let now = Timestamp::now();
         let list = answer["actions"].as_array();
-        let actions: Vec<EpisodeAction> = list
+        let actions: Vec<SyncAction> = list
             .into_iter()
             .flatten()
             .filter_map(|value| read_action(value, now))
