@@ -7,6 +7,7 @@
 //!  links ── hooks                               │ ├──── task                    ├── scheduler
 //!  libd2tp ── Unix socket, descriptors ─ api  ──┼─┼──── sockets: flows ─────────┤
 //!  browsers ── loopback TCP ── page ────────────┤ │                             │
+//!  podcast apps ── loopback TCP ── podcasts ────┤ │                             │
 //!  Prometheus ── loopback TCP ── metrics ───────┘ ├──── task                    ┘
 //!                                                 └──── podcasts: feeds, rules ─▶ queue
 //!                        queue, ledger: $XDG_STATE_HOME/cedos
@@ -264,10 +265,12 @@ pub async fn run(
             let carrier = sockets::carrier(agent.clone())?;
             let page = Rc::new(PagePort::new(agent.clone()));
             page.reopen().await;
+            agent.reopen_apps().await;
             let served = api_server::serve(agent.clone(), carrier.clone(), page.clone(), listener);
             let accepting = tokio::task::spawn_local(served);
             tokio::task::spawn_local(agent.clone().keep_records());
             tokio::task::spawn_local(PodcastService::run(agent.clone()));
+            tokio::task::spawn_local(agent.clone().keep_synced());
             let served =
                 local_proxy.map(|(local_proxy, line, _)| (tokio::spawn(local_proxy.serve()), line));
             let idle = agent.clone().idle_for(options.exit_when_idle, &path);
@@ -280,6 +283,7 @@ pub async fn run(
             // Whoever connects from here on finds no agent, rather than one that does not answer.
             accepting.abort();
             page.shut().await;
+            agent.podcasts.apps.shut().await;
             if let Some((serving, line)) = served {
                 serving.abort();
                 line.close().await;

@@ -11,16 +11,21 @@
 mod channel;
 mod downloads;
 mod episode;
+mod episode_actions;
 mod episodes;
 mod feed;
+mod kept_feeds;
 mod library;
 mod local_host;
 mod opml;
 mod parsed_feed;
 mod podcast_index;
 mod refresh;
+mod rewritten_feed;
 mod rule;
+mod subscription_changes;
 mod subscriptions;
+mod sync_account;
 mod transfer_log;
 
 pub use channel::{Channel, ChannelId, ChannelSummary};
@@ -31,7 +36,11 @@ pub use downloads::{
 pub use episode::{
     Episode, EpisodeDeadline, EpisodeId, EpisodeQuery, EpisodeState, EpisodeSummary,
 };
+pub use episode_actions::{
+    ActionSubject, EPISODE_ACTIONS_MAX, EpisodeActionKind, RecordedActions, SyncAction,
+};
 pub use feed::parse_feed;
+pub use kept_feeds::{GivenCopy, KEPT_FEED_BYTES_MAX, KeptFeed};
 pub use library::{Library, LibraryError};
 pub use local_host::is_local_url;
 pub use opml::{OPML_FEEDS_MAX, feed_links_of_page, read_opml, write_opml};
@@ -44,6 +53,9 @@ pub use refresh::{
     REFRESH_INTERVAL, REFRESH_INTERVAL_MAX, REFRESH_RETRY, RefreshOutcome, RefreshReport,
     RefreshRequest,
 };
+pub use rewritten_feed::rewrite_feed;
 pub use rule::{ChannelRule, DownloadSchedule, KEEP_LATEST_DEFAULT, KeepRule, WeekdaySet};
+pub use subscription_changes::{APP_DEVICES_MAX, AppDevice, ChangedFeed, SubscriptionChanges};
 pub use subscriptions::{IMPORT_BATCH, IMPORT_READ_AT_ONCE, ImportedFeeds};
+pub use sync_account::{SYNC_INTERVAL, SYNC_RETRY_MAX, SyncAccount, SyncProgress};
 pub use transfer_log::{TRANSFER_LOG_ENTRIES_MAX, TransferLogEntry};

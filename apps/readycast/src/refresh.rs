@@ -18,6 +18,7 @@ use url::Url;
 use crate::channel::ChannelId;
 use crate::episode::{EpisodeId, EpisodeState};
 use crate::feed::parse_feed;
+use crate::kept_feeds::keep_feed;
 use crate::library::{Library, LibraryError, optional_time, seconds, to_json, url};
 use crate::local_host::{is_local_url, local_host_of};
 use crate::parsed_feed::{ParsedEpisode, ParsedFeed, SkippedItems};
@@ -211,13 +212,14 @@ impl Library {
             }
             (
                 RefreshOutcome::Feed {
+                    bytes,
                     etag,
                     last_modified,
                     moved_to,
-                    ..
                 },
                 Some(Ok(feed)),
             ) => {
+                keep_feed(&transaction, channel, &bytes)?;
                 let mut report = store_feed(&transaction, channel, &address, &feed, now)?;
                 note_success(&transaction, channel, &address, feed.ttl_minutes, now)?;
                 transaction.execute(

@@ -10,18 +10,23 @@
 //!            └─ how they ended
 //! ```
 //!
+//! `apps` serves other podcast apps on this machine, `sync` exchanges subscriptions and positions with a server.
+//!
 //! Without a library nothing runs: no task, no timer, no memory. What is asked for is in the library before
 //! anything is done for it, so an agent that is killed goes on where it was.
 
+mod apps;
 mod directory_search;
 mod downloads;
 mod feed_fetch;
+mod gpodder_messages;
 mod index_files;
 pub(super) mod podcast_request;
 mod refresh_queue;
 mod refreshes;
 pub(super) mod requests;
 pub(super) mod service;
+mod sync;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -35,6 +40,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use url::Url;
 
+use self::apps::open_port::AppPort;
 use self::refresh_queue::RefreshQueue;
 use self::service::{PodcastService, REFRESHES_MAX};
 use super::state::{Agent, lock};
@@ -175,6 +181,8 @@ impl Agent {
         self: &Arc<Agent>,
         turns: &mut PodcastTurns,
     ) -> Result<Duration, TransferFailure> {
+        let service = &self.podcasts;
+        service.with(Library::apply_pending_actions).await?;
         let now = Timestamp::now();
         if turns.retry_at.is_some_and(|at| at <= now) || turns.planned_at.elapsed() >= LOOK_MAX {
             turns.scope = PlanScope::All;
@@ -219,7 +227,9 @@ impl Agent {
                     self.follow_downloads().await?;
                     turns.retry_at = self.start_downloads(None).await?;
                 }
-                let has_work = service.with(Library::has_scheduled_channels).await?;
+                let has_scheduled = service.with(Library::has_scheduled_channels).await?;
+                let is_synced = service.with(Library::sync_account).await?.is_some();
+                let has_work = has_scheduled || is_synced || AppPort::is_saved();
                 self.has_subscriptions.store(has_work, Ordering::Relaxed);
             }
         }

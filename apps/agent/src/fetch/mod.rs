@@ -39,6 +39,7 @@ pub mod origin;
 pub mod outcome;
 mod own_file;
 pub mod partial;
+pub mod partial_reader;
 pub mod pending_rename;
 pub mod proxy;
 mod proxy_status;

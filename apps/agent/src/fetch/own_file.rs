@@ -52,6 +52,14 @@ pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Opens a file of this user for reading.
+///
+/// # Errors
+/// As [`open_or_create`], and `NotFound`.
+pub(super) fn open_existing(path: &Path) -> io::Result<File> {
+    open(path, false)
+}
+
 fn create_new(path: &Path) -> io::Result<File> {
     // O_EXCL follows no link (open(2)).
     let mut options = OpenOptions::new();

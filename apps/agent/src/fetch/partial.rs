@@ -22,6 +22,7 @@ use sha2::{Digest, Sha256};
 use super::filename::free_path;
 use super::own_file;
 use super::validator::Validator;
+use crate::stream::store::random_name;
 
 /// The version of the note's format; other versions are ignored.
 const NOTE_VERSION: u32 = 2;
@@ -45,6 +46,10 @@ pub struct PartialNote {
     /// The flow at the proxy that carries the rest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flow: Option<FlowNote>,
+    /// The name of these bytes, which are others whenever the download starts again from zero. Notes of earlier
+    /// versions have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub edition: Option<String>,
 }
 
 /// A flow that outlives the process.
@@ -104,6 +109,7 @@ impl PartialNote {
             durable_bytes: 0,
             sha256: None,
             flow: None,
+            edition: Some(random_name()),
         }
     }
 
@@ -147,14 +153,14 @@ impl ChecksummedNote {
 const SUM_BYTES: usize = 8;
 
 /// The content found at the path of a note.
-enum StoredNote {
+pub(super) enum StoredNote {
     Nothing,
     Damaged,
     Note(PartialNote),
 }
 
 impl StoredNote {
-    fn note(self) -> Option<PartialNote> {
+    pub(super) fn note(self) -> Option<PartialNote> {
         match self {
             StoredNote::Note(note) => Some(note),
             StoredNote::Nothing | StoredNote::Damaged => None,
@@ -379,13 +385,13 @@ pub fn find_note(destination: &Path, url: &str) -> Option<PartialNote> {
     fits.then_some(note)
 }
 
-fn beside(path: &Path, suffix: &str) -> PathBuf {
+pub(super) fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
 }
 
-fn read_note(path: &Path) -> StoredNote {
+pub(super) fn read_note(path: &Path) -> StoredNote {
     let Ok(bytes) = own_file::read(path) else {
         return StoredNote::Nothing;
     };
@@ -443,6 +449,7 @@ mod tests {
             durable_bytes,
             length: Some(10),
             sha256: Some("ab".repeat(32)),
+            edition: Some("edition".into()),
             ..PartialNote::new(URL)
         }
     }

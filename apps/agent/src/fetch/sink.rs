@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 use super::boot_clock::BootInstant;
 use super::outcome::TransferFailure;
 use super::partial::{PartialFile, PartialNote};
+use crate::stream::store::random_name;
 
 /// Bytes that are requested again when a transfer is continued, and compared. More costs that much at
 /// every switch; fewer may not reveal an object that changed elsewhere.
@@ -65,6 +66,7 @@ impl DownloadSink {
             PartialFile::open(destination, url).map_err(|error| unwritable(destination, &error));
         let (mut partial, found) = opened?;
         let mut note = found.unwrap_or_else(|| PartialNote::new(url));
+        note.edition.get_or_insert_with(random_name);
         let mut distrust = partial.discard_reason();
         let mut digest = Sha256::new();
         let mut tail = partial

@@ -150,6 +150,43 @@ enum CastVerb {
     /// Exchange subscriptions with other programs
     #[command(subcommand)]
     Opml(OpmlVerb),
+    /// Let other podcast apps on this machine use the agent's downloads
+    ///
+    /// Prints what an app is to be told: the address of a list of subscriptions (OPML) whose episodes come through the
+    /// agent, by its rules and networks; and a server of the gpodder API, with user and password, that the app can sync
+    /// subscriptions and positions with.
+    Apps {
+        /// Close it: what apps were told no longer works
+        #[arg(long, conflicts_with = "new_links")]
+        off: bool,
+        /// Make new addresses and a new password: those until now no longer work
+        #[arg(long)]
+        new_links: bool,
+        #[command(flatten)]
+        output: CastOutput,
+    },
+    /// Sync subscriptions and positions with a server of the gpodder API
+    ///
+    /// Such servers are gpodder.net, oPodSync, gpodder2go and Nextcloud's GPodder Sync. With the address of a server,
+    /// that one is set up; the agent then syncs with it once an hour. Without one, it syncs now.
+    Sync {
+        /// The address of the server: https:// or http://
+        #[arg(value_parser = parse_url)]
+        url: Option<Url>,
+        /// Forget the server; subscriptions and positions stay
+        #[arg(long, conflicts_with_all = ["url", "accept_removals", "status"])]
+        off: bool,
+        /// Show the server that is set up, and when it was synced
+        #[arg(long, conflicts_with_all = ["url", "accept_removals"])]
+        status: bool,
+        /// End subscriptions here also if the server ends many at once
+        #[arg(long, conflicts_with = "url")]
+        accept_removals: bool,
+        #[command(flatten)]
+        credentials: Box<CredentialArgs>,
+        #[command(flatten)]
+        output: CastOutput,
+    },
     /// Read feeds now, all of them or one
     Refresh {
         /// The channel: its number, address, or words of its title
@@ -205,6 +242,9 @@ enum OpmlVerb {
     Export {
         /// The file to write [default: standard output]
         file: Option<PathBuf>,
+        /// For other podcast apps on this machine: episodes come through the agent
+        #[arg(long)]
+        for_apps: bool,
     },
 }
 
@@ -237,7 +277,7 @@ fn parse_episode(text: &str) -> Result<i64, String> {
 pub async fn run(args: CastArgs) -> anyhow::Result<ExitCode> {
     match args.verb {
         CastVerb::Play { episode, stream } => play(episode, *stream).await,
-        CastVerb::Opml(OpmlVerb::Export { file }) => export(file).await,
+        CastVerb::Opml(OpmlVerb::Export { file, for_apps }) => export(file, for_apps).await,
         CastVerb::Index { source, output } => Ok(match index(&source, output.json).await {
             Ok(()) => ExitCode::SUCCESS,
             Err(failure) => failed(&failure),
@@ -334,6 +374,41 @@ fn request(verb: CastVerb) -> anyhow::Result<Result<(PodcastRequest, bool), Stri
             let file = std::path::absolute(&file).context("the working directory is gone")?;
             (PodcastRequest::Import { file }, output.json)
         }
+        CastVerb::Apps {
+            off,
+            new_links,
+            output,
+        } => {
+            let request = match off {
+                true => PodcastRequest::AppsClose,
+                false => PodcastRequest::Apps { new_links },
+            };
+            (request, output.json)
+        }
+        CastVerb::Sync {
+            mut url,
+            off,
+            status,
+            accept_removals,
+            credentials,
+            output,
+        } => {
+            hide_passwords();
+            if let Some(url) = &mut url
+                && let Err(text) = credentials.apply(std::slice::from_mut(url))
+            {
+                return Ok(Err(text));
+            }
+            let request = match (off, status) {
+                (true, _) => PodcastRequest::SyncEnd,
+                (_, true) => PodcastRequest::SyncStatus,
+                _ => PodcastRequest::Sync {
+                    url,
+                    accept_removals,
+                },
+            };
+            (request, output.json)
+        }
         CastVerb::Refresh { channel, output } => {
             let channel = (!channel.is_empty()).then(|| channel.join(" "));
             (PodcastRequest::Refresh { channel }, output.json)
@@ -392,9 +467,9 @@ fn show(request: &PodcastRequest, answer: &Value, json: bool) {
     }
 }
 
-async fn export(file: Option<PathBuf>) -> anyhow::Result<ExitCode> {
+async fn export(file: Option<PathBuf>, for_apps: bool) -> anyhow::Result<ExitCode> {
     let mut agent = agent_start::connect_or_start().await?;
-    let answer = match ask(&mut agent, &PodcastRequest::Export).await {
+    let answer = match ask(&mut agent, &PodcastRequest::Export { for_apps }).await {
         Ok(answer) => answer,
         Err(failure) => return Ok(failed(&failure)),
     };

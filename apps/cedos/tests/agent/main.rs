@@ -10,6 +10,7 @@ mod podcast_conditions;
 mod podcast_kills;
 mod podcast_listener;
 mod podcast_search;
+mod podcast_sync;
 mod podcasts;
 mod podcasts_page;
 mod queue;

@@ -58,4 +58,8 @@ pub(super) fn routes() -> Router<PageContext> {
             "/podcasts/subscriptions.opml",
             get(subscription_list::export),
         )
+        .route(
+            "/podcasts/subscriptions-for-apps.opml",
+            get(subscription_list::export_for_apps),
+        )
 }

@@ -120,7 +120,7 @@ pub(super) enum FeedFault {
 
 impl Agent {
     /// The requests' way to origins, made once: it reads the system's authorities.
-    fn feed_transport(&self) -> Result<Arc<StreamTransport>, FeedFault> {
+    pub(super) fn feed_transport(&self) -> Result<Arc<StreamTransport>, FeedFault> {
         if let Some(transport) = self.podcasts.transport.get() {
             return Ok(transport.clone());
         }
@@ -137,7 +137,11 @@ impl Agent {
     }
 
     /// The link for a feed: a free one, else a metered one while the budget lasts.
-    fn link_for(&self, transport: &StreamTransport, url: &Url) -> Option<(String, CostClass)> {
+    pub(super) fn link_for(
+        &self,
+        transport: &StreamTransport,
+        url: &Url,
+    ) -> Option<(String, CostClass)> {
         let links = transport.link_candidates(url);
         let best = |class: LinkClass| {
             let links = links.iter().filter(move |link| link.class == class);
@@ -311,7 +315,7 @@ fn broken(url: &Url, error: &hyper::Error) -> FeedFault {
     FeedFault::Failed(format!("{} broke off: {error}", host(url)))
 }
 
-fn fault_text(fault: FetchFault) -> FeedFault {
+pub(super) fn fault_text(fault: FetchFault) -> FeedFault {
     FeedFault::Failed(match fault {
         FetchFault::Path(text)
         | FetchFault::Proxy(text)

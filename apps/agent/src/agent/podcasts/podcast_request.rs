@@ -79,7 +79,32 @@ pub enum PodcastRequest {
         file: PathBuf,
     },
     /// Returns the subscriptions as OPML.
-    Export,
+    Export {
+        /// Whether the addresses are links of the agent, for other apps on this machine.
+        #[serde(default)]
+        for_apps: bool,
+    },
+    /// Opens the port for other apps, and returns what they are told.
+    Apps {
+        /// Whether what apps were told until now no longer works.
+        #[serde(default)]
+        new_links: bool,
+    },
+    /// Closes the port for other apps.
+    AppsClose,
+    /// Exchanges subscriptions and positions with a server now.
+    Sync {
+        /// The server to set up, with user and password; none for the one that is set up.
+        #[serde(default)]
+        url: Option<Url>,
+        /// Whether it may end many subscriptions at once.
+        #[serde(default)]
+        accept_removals: bool,
+    },
+    /// Returns the server that is set up.
+    SyncStatus,
+    /// Forgets the server.
+    SyncEnd,
     /// Reads feeds now.
     Refresh {
         /// Number, address or words of the title; none is all channels.

@@ -26,6 +26,7 @@ use super::feed_fetch::{FeedAnswer, FeedFault, FeedFetch, named_host};
 use super::podcast_request::PodcastRequest;
 use super::refreshes::{outcome_of, status_text};
 use super::service::PodcastService;
+use super::sync::SyncCause;
 use crate::fetch::local_hosts::LocalHosts;
 use crate::fetch::outcome::TransferFailure;
 
@@ -493,7 +494,26 @@ impl Agent {
                 json!({"channel": summary, "next": next})
             }
             PodcastRequest::Import { file } => json!(service.import(opml_file(&file)?).await?),
-            PodcastRequest::Export => json!({"opml": service.export().await?}),
+            PodcastRequest::Export { for_apps: false } => json!({"opml": service.export().await?}),
+            PodcastRequest::Export { for_apps: true } => {
+                json!({"opml": self.export_for_apps().await?})
+            }
+            PodcastRequest::Apps { new_links } => self.open_apps(new_links).await?,
+            PodcastRequest::AppsClose => {
+                self.close_apps().await?;
+                json!({"server": null})
+            }
+            PodcastRequest::Sync { url: Some(url), .. } => self.set_up_sync(&url).await?,
+            PodcastRequest::Sync {
+                url: None,
+                accept_removals,
+            } => {
+                let cause = SyncCause::ByHand { accept_removals };
+                self.exchange(cause).await?
+            }
+            PodcastRequest::SyncStatus if is_empty => json!({"account": null}),
+            PodcastRequest::SyncStatus => self.sync_status().await?,
+            PodcastRequest::SyncEnd => self.end_sync().await?,
             PodcastRequest::Refresh { channel } => {
                 let channels = match channel {
                     Some(channel) => vec![service.named(&channel).await?],

@@ -8,6 +8,7 @@ use cedos_readycast::{ChannelId, Library, LibraryError};
 use jiff::Timestamp;
 use tokio::sync::{Notify, Semaphore};
 
+use super::apps::open_port::AppPort;
 use super::refresh_queue::HostPermits;
 use crate::fetch::jobs;
 use crate::fetch::outcome::TransferFailure;
@@ -44,6 +45,12 @@ pub(in super::super) struct PodcastService {
     pub(super) transport: OnceLock<Arc<StreamTransport>>,
     /// When the downloads that run got their first byte and changed networks.
     pub(super) times: Mutex<BTreeMap<u64, DownloadTimes>>,
+    /// The port for other apps.
+    pub(in super::super) apps: AppPort,
+    /// Held during an exchange with a server.
+    pub(super) syncing: tokio::sync::Mutex<()>,
+    /// Makes the task of exchanges look at the account.
+    pub(super) sync_changed: Notify,
 }
 
 impl Default for PodcastService {
@@ -59,6 +66,9 @@ impl Default for PodcastService {
             adding: tokio::sync::Mutex::default(),
             transport: OnceLock::new(),
             times: Mutex::default(),
+            apps: AppPort::default(),
+            syncing: tokio::sync::Mutex::default(),
+            sync_changed: Notify::new(),
         }
     }
 }

@@ -55,8 +55,71 @@ pub fn lines(request: &PodcastRequest, answer: &Value, now: &Zoned) -> Vec<Strin
         | PodcastRequest::Download { .. } => {
             vec![episode(&answer["episode"]["summary"], true, now)]
         }
-        PodcastRequest::Export | PodcastRequest::Play { .. } => Vec::new(),
+        PodcastRequest::Export { .. } | PodcastRequest::Play { .. } => Vec::new(),
+        PodcastRequest::Apps { .. } => vec![
+            format!("Subscriptions (OPML)   {}", text(&answer["subscriptions"])),
+            format!("Sync server            {}", text(&answer["server"])),
+            format!("User                   {}", text(&answer["user"])),
+            format!("Password               {}", text(&answer["password"])),
+        ],
+        PodcastRequest::AppsClose => {
+            vec!["Other apps have no access any more".to_owned()]
+        }
+        PodcastRequest::Sync { .. } => synced(answer),
+        PodcastRequest::SyncStatus => account(&answer["account"], now),
+        PodcastRequest::SyncEnd if answer["was_set_up"] == false => {
+            vec!["No server is set up".to_owned()]
+        }
+        PodcastRequest::SyncEnd => {
+            vec!["Podcasts are no longer synced; what is here and at the server stays".to_owned()]
+        }
     }
+}
+
+/// What an exchange with a server did.
+fn synced(answer: &Value) -> Vec<String> {
+    let report = &answer["report"];
+    let ended = report["unsubscribed"].as_array().into_iter().flatten();
+    let ended: Vec<String> = ended
+        .map(|title| {
+            format!(
+                "{}: the subscription ended elsewhere, and here",
+                text(title)
+            )
+        })
+        .collect();
+    let mut lines = vec![format!(
+        "Synced with {}: {} new podcasts, {} positions; sent {} subscriptions, {} positions",
+        text(&answer["account"]["server"]),
+        report["subscribed"],
+        report["actions_applied"],
+        report["subscriptions_sent"],
+        report["actions_sent"],
+    )];
+    lines.extend(ended);
+    lines
+}
+
+/// The server that is set up.
+fn account(account: &Value, now: &Zoned) -> Vec<String> {
+    if account.is_null() {
+        return vec!["No server is set up. `cedos cast sync URL --user NAME` names one".to_owned()];
+    }
+    let at = |field: &str| time(&account[field]).map(|at| describe_time(at, now));
+    let mut line = format!(
+        "{} as {}, device {}   last: {}",
+        text(&account["server"]),
+        text(&account["user"]),
+        text(&account["device"]),
+        at("synced_at").unwrap_or_else(|| "never".to_owned()),
+    );
+    if let Some(next) = at("next_sync_at") {
+        line += &format!("   next: {next}");
+    }
+    if let Some(problem) = account["problem"].as_str() {
+        line += &format!("   {}", escape_controls(problem));
+    }
+    vec![line]
 }
 
 /// What is to be noticed about an answer, a line each.
@@ -78,8 +141,17 @@ pub fn notes(request: &PodcastRequest, answer: &Value) -> Vec<String> {
         PodcastRequest::Add { .. } if answer["is_read_later"] == true => {
             vec!["note: no network is up; the feed is read when one is".into()]
         }
-        PodcastRequest::Import { .. } => {
-            let skipped = answer["skipped"].as_array().into_iter().flatten();
+        PodcastRequest::Apps { .. } => vec![
+            "note: an app that has your podcasts already, under their own addresses, syncs with the server's \
+             address followed by /origins"
+                .into(),
+        ],
+        PodcastRequest::Import { .. } | PodcastRequest::Sync { .. } => {
+            let skipped = match request {
+                PodcastRequest::Sync { .. } => &answer["report"]["skipped"],
+                _ => &answer["skipped"],
+            };
+            let skipped = skipped.as_array().into_iter().flatten();
             skipped
                 .map(|why| format!("note: left out: {}", text(why)))
                 .collect()

@@ -97,7 +97,18 @@ pub(super) async fn import(State(context): State<PageContext>, mut form: Multipa
 
 /// Gives all subscriptions as a list for other programs.
 pub(super) async fn export(State(context): State<PageContext>) -> Response {
-    match context.agent.podcasts.export().await {
+    let exported = context.agent.podcasts.export().await;
+    list_answer(&context, exported)
+}
+
+/// Gives all subscriptions as a list for other apps on this machine, whose episodes come through the agent.
+pub(super) async fn export_for_apps(State(context): State<PageContext>) -> Response {
+    let exported = context.agent.export_for_apps().await;
+    list_answer(&context, exported)
+}
+
+fn list_answer(context: &PageContext, exported: Result<String, TransferFailure>) -> Response {
+    match exported {
         Ok(text) => {
             let fields = [
                 (CONTENT_TYPE, "text/x-opml; charset=utf-8"),
@@ -108,6 +119,6 @@ pub(super) async fn export(State(context): State<PageContext>) -> Response {
             ];
             (fields, text).into_response()
         }
-        Err(failure) => frame::problem(&context, &failure),
+        Err(failure) => frame::problem(context, &failure),
     }
 }

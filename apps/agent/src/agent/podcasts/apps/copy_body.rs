@@ -1,0 +1,241 @@
+//! The body of an answer to an app that downloads an episode: one consistent copy, also while it is being fetched.
+//!
+//! ```text
+//!  durable ════════════════╪═══════╪╌╌╌╌╌╌ missing
+//!              at once     │reserve│ 16 B every 4 s while nothing else comes
+//! ```
+//!
+//! Bytes that a crash of the agent could take back are not given away, so what an app has, the agent has. The reserve
+//! keeps connections alive, as for players (`stream::response_body`).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use cedos_readycast::{EpisodeId, EpisodeState};
+use tokio::time::Instant;
+
+use super::super::super::state::Agent;
+use crate::fetch::partial_reader::{PartialReader, PartialState};
+use crate::stream::response_body::{DRIP_BYTES, DRIP_EVERY, RESERVE_BYTES};
+
+/// Bytes that are read at a time.
+const PIECE_BYTES: u64 = 256 * 1024; // a guess
+
+/// How often a download that goes on is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(500); // a guess: more becomes durable every two seconds
+
+/// How often it is asked whether a download that brings nothing is still wanted.
+const ASK_EVERY: Duration = Duration::from_secs(5); // a guess
+
+/// Where the bytes are.
+pub(super) enum EpisodeCopy {
+    /// A file that is whole: its length.
+    Whole(std::fs::File, u64),
+    /// A download that goes on.
+    Growing(PartialReader),
+}
+
+impl EpisodeCopy {
+    fn state(&self) -> PartialState {
+        match self {
+            EpisodeCopy::Whole(_, length) => PartialState::Whole { length: *length },
+            EpisodeCopy::Growing(reader) => reader.state(),
+        }
+    }
+
+    fn read(&self, at: u64, most: u64) -> std::io::Result<Vec<u8>> {
+        use std::os::unix::fs::FileExt;
+        let most = usize::try_from(most).map_err(std::io::Error::other)?;
+        match self {
+            EpisodeCopy::Whole(file, _) => {
+                let mut bytes = vec![0; most];
+                file.read_exact_at(&mut bytes, at)?;
+                Ok(bytes)
+            }
+            EpisodeCopy::Growing(reader) => reader.read(at, most),
+        }
+    }
+}
+
+/// The body while it is sent.
+pub(super) struct CopyBody {
+    agent: Arc<Agent>,
+    episode: EpisodeId,
+    copy: Arc<EpisodeCopy>,
+    at: u64,
+    /// The end; none where the length is not known yet.
+    to: Option<u64>,
+    /// When the last byte was sent.
+    last: Instant,
+    asked_at: Instant,
+}
+
+/// What is done next.
+enum CopyStep {
+    /// There are bytes to send.
+    Bytes(Vec<u8>),
+    /// There is nothing to send yet.
+    Wait,
+    End,
+}
+
+impl CopyBody {
+    /// The bytes from `at` up to `to`.
+    pub(super) fn new(
+        agent: Arc<Agent>,
+        episode: EpisodeId,
+        copy: EpisodeCopy,
+        at: u64,
+        to: Option<u64>,
+    ) -> CopyBody {
+        let now = Instant::now();
+        CopyBody {
+            agent,
+            episode,
+            copy: Arc::new(copy),
+            at,
+            to,
+            last: now,
+            asked_at: now,
+        }
+    }
+
+    /// The next bytes; none at the end.
+    ///
+    /// # Errors
+    /// The download started again from zero, failed, or is not wanted any longer.
+    pub(super) async fn next(&mut self) -> std::io::Result<Option<Bytes>> {
+        loop {
+            let (copy, at, to) = (self.copy.clone(), self.at, self.to);
+            let is_due = self.last.elapsed() >= DRIP_EVERY;
+            let step = tokio::task::spawn_blocking(move || step(&copy, at, to, is_due)).await;
+            match step.map_err(std::io::Error::other)?? {
+                CopyStep::Bytes(bytes) => {
+                    self.at += bytes.len() as u64;
+                    self.last = Instant::now();
+                    return Ok(Some(bytes.into()));
+                }
+                CopyStep::End => return Ok(None),
+                CopyStep::Wait => {}
+            }
+            if self.asked_at.elapsed() >= ASK_EVERY {
+                self.asked_at = Instant::now();
+                self.check_wanted().await?;
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    async fn check_wanted(&self) -> std::io::Result<()> {
+        let id = self.episode;
+        let episode = self.agent.podcasts.with(move |library| library.episode(id));
+        let episode = episode.await.map_err(|f| std::io::Error::other(f.text))?;
+        match episode.map(|episode| episode.summary) {
+            Some(summary) if summary.state != EpisodeState::Removed => match summary.problem {
+                Some(problem) => Err(std::io::Error::other(problem)),
+                None => Ok(()),
+            },
+            _ => Err(std::io::Error::other(
+                "the episode is not wanted any longer",
+            )),
+        }
+    }
+}
+
+/// One look at the copy. `is_due`: a part of the reserve is due.
+fn step(copy: &EpisodeCopy, at: u64, to: Option<u64>, is_due: bool) -> std::io::Result<CopyStep> {
+    let replaced = || std::io::Error::other("the server has other bytes by now");
+    let to_end = |end: u64| to.map_or(end, |to| to.min(end));
+    let most = match copy.state() {
+        PartialState::Replaced => return Err(replaced()),
+        PartialState::Whole { length } if at >= to_end(length) => {
+            return match to.is_some_and(|to| to > length) {
+                true => Err(replaced()),
+                false => Ok(CopyStep::End),
+            };
+        }
+        PartialState::Whole { length } => to_end(length) - at,
+        PartialState::Growing { durable_bytes } => {
+            let end = to_end(durable_bytes);
+            if to == Some(at) {
+                return Ok(CopyStep::End);
+            }
+            let free = match to == Some(end) {
+                true => end,
+                false => end.saturating_sub(RESERVE_BYTES),
+            };
+            match (free.saturating_sub(at), end.saturating_sub(at)) {
+                (0, 0) => return Ok(CopyStep::Wait),
+                (0, reserve) if is_due => reserve.min(DRIP_BYTES),
+                (0, _) => return Ok(CopyStep::Wait),
+                (free, _) => free,
+            }
+        }
+    };
+    let bytes = copy.read(at, most.min(PIECE_BYTES))?;
+    // Only now is it certain of which edition they are.
+    match copy.state() {
+        PartialState::Replaced => Err(replaced()),
+        _ => Ok(CopyStep::Bytes(bytes)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fetch::sink::DownloadSink;
+
+    fn bytes_of(step: std::io::Result<CopyStep>) -> Option<usize> {
+        match step.expect("the copy is there") {
+            CopyStep::Bytes(bytes) => Some(bytes.len()),
+            CopyStep::Wait => Some(0),
+            CopyStep::End => None,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_reserve_of_what_is_durable_is_kept_for_a_gap() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let destination = folder.path().join("a");
+        let mut sink = DownloadSink::file(&destination, "https://h.example/a").expect("it opens");
+        let reserve = RESERVE_BYTES as usize;
+        sink.append(&vec![7; reserve + 100]).expect("written");
+        sink.sync().await.expect("synced");
+        let (reader, _) = PartialReader::open(&destination).expect("some bytes");
+        let copy = EpisodeCopy::Growing(reader);
+        let to = Some(reserve as u64 + 200);
+        assert_eq!(bytes_of(step(&copy, 0, to, false)), Some(100));
+        assert_eq!(bytes_of(step(&copy, 100, to, false)), Some(0));
+        assert_eq!(
+            bytes_of(step(&copy, 100, to, true)),
+            Some(DRIP_BYTES as usize)
+        );
+        // What was asked for and is all there is not held back.
+        assert_eq!(bytes_of(step(&copy, 100, Some(150), false)), Some(50));
+        assert_eq!(bytes_of(step(&copy, 150, Some(150), false)), None);
+        sink.append(&[7; 100]).expect("written");
+        sink.commit(&destination, true).await.expect("whole");
+        assert_eq!(bytes_of(step(&copy, 100, to, false)), Some(reserve + 100));
+        assert_eq!(
+            bytes_of(step(&copy, to.expect("a length"), to, false)),
+            None
+        );
+        assert_eq!(bytes_of(step(&copy, 100, None, false)), Some(reserve + 100));
+    }
+
+    #[tokio::test]
+    async fn bytes_of_another_edition_are_not_given() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let destination = folder.path().join("a");
+        let mut sink = DownloadSink::file(&destination, "https://h.example/a").expect("it opens");
+        sink.append(b"0123").expect("written");
+        sink.sync().await.expect("synced");
+        let (reader, _) = PartialReader::open(&destination).expect("some bytes");
+        let copy = EpisodeCopy::Growing(reader);
+        sink.restart().expect("from zero");
+        sink.append(b"abcdef").expect("written");
+        sink.sync().await.expect("synced");
+        assert!(step(&copy, 0, Some(4), true).is_err());
+    }
+}
