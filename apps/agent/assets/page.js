@@ -68,6 +68,8 @@ function show(html) {
   const fresh = live.cloneNode(false);
   fresh.append(...new DOMParser().parseFromString(html, "text/html").body.childNodes);
   update(live, fresh);
+  // The player looks at what is here now.
+  live.dispatchEvent(new Event("update"));
   const news = [...sayings()].filter(([id, text]) => before.get(id) !== text);
   if (news.length > 0) {
     said.textContent = news.map(([, text]) => text).join(". ");

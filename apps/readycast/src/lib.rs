@@ -37,7 +37,7 @@ pub use parsed_feed::{
 };
 pub use refresh::{
     REFRESH_INTERVAL, REFRESH_INTERVAL_MAX, REFRESH_RETRY, RefreshOutcome, RefreshReport,
-    RefreshRequest,
+    RefreshRequest, refused_enclosure,
 };
 pub use rule::{ChannelRule, DownloadSchedule, KEEP_LATEST_DEFAULT, KeepRule, WeekdaySet};
 pub use transfer_log::{TRANSFER_LOG_ENTRIES_MAX, TransferLogEntry};

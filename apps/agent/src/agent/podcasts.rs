@@ -13,6 +13,7 @@
 //! Without a library nothing runs: no task, no timer, no memory. What is asked for is in the library before
 //! anything is done for it, so an agent that is killed goes on where it was.
 
+pub(super) mod chapter_fetch;
 mod directory_search;
 mod downloads;
 mod feed_fetch;

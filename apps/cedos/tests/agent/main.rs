@@ -5,6 +5,8 @@ mod links;
 mod networks;
 mod on_demand;
 mod page;
+mod podcast_scene;
 mod podcasts;
+mod podcasts_browser;
 mod podcasts_page;
 mod queue;

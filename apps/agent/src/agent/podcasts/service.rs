@@ -7,6 +7,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use cedos_readycast::{ChannelId, Library, LibraryError};
 use jiff::Timestamp;
 use tokio::sync::{Notify, Semaphore};
+use tokio::time::Instant;
+use url::Url;
 
 use crate::fetch::jobs;
 use crate::fetch::outcome::TransferFailure;
@@ -41,6 +43,8 @@ pub(in super::super) struct PodcastService {
     pub(super) transport: OnceLock<Arc<StreamTransport>>,
     /// When the downloads that run got their first byte and changed networks.
     pub(super) times: Mutex<BTreeMap<u64, DownloadTimes>>,
+    /// Files of chapters that were asked for a short while ago.
+    pub(super) chapters_asked: Mutex<BTreeMap<Url, Instant>>,
 }
 
 impl Default for PodcastService {
@@ -55,12 +59,13 @@ impl Default for PodcastService {
             adding: tokio::sync::Mutex::default(),
             transport: OnceLock::new(),
             times: Mutex::default(),
+            chapters_asked: Mutex::default(),
         }
     }
 }
 
 /// The folder of the library.
-fn library_folder() -> Result<PathBuf, TransferFailure> {
+pub(super) fn library_folder() -> Result<PathBuf, TransferFailure> {
     let state = jobs::state_directory();
     let state = state.map_err(|error| TransferFailure::error(format!("{error:#}")))?;
     Ok(state.join("podcasts"))
