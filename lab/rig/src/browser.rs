@@ -432,6 +432,8 @@ async fn chromium(home: &Path, variables: &[(&str, &Path)]) -> Option<(Child, St
         // Root has no sandbox, and containers none of what it needs. The pages are the test's own.
         "--no-sandbox".to_owned(),
         "--disable-gpu".to_owned(),
+        // As on phones: they take nothing of a page's width.
+        "--hide-scrollbars".to_owned(),
         // Folders for shared memory are small in containers.
         "--disable-dev-shm-usage".to_owned(),
         format!("--user-data-dir={}", profile.display()),

@@ -14,7 +14,7 @@
 //! anything is done for it, so an agent that is killed goes on where it was.
 
 pub(super) mod chapter_fetch;
-mod directory_search;
+pub(super) mod directory_search;
 mod downloads;
 mod feed_fetch;
 pub(super) mod podcast_request;

@@ -2,7 +2,7 @@
 
 use cedos_lab_rig::PATIENCE;
 use cedos_lab_rig::origin::{OriginRequest, OriginStream, ScriptedOrigin, cut, proper, reply};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::watch;
 
@@ -140,6 +140,17 @@ fn answer(asked: &OriginRequest) -> Vec<u8> {
         return of_type("application/rss+xml", feed.xml(&origin).as_bytes());
     }
     match &*asked.path {
+        path if path.starts_with("/directory?") => {
+            let found = [("Morning News", "/news"), ("Deep Water", "/water")];
+            let found = found.map(|(title, path)| {
+                json!({"collectionName": title, "artistName": "Harbour Radio", "trackCount": 5,
+                       "feedUrl": format!("{origin}{path}")})
+            });
+            of_type(
+                "text/javascript",
+                json!({"results": found}).to_string().as_bytes(),
+            )
+        }
         "/chapters.json" => of_type("application/json+chapters", CHAPTERS.as_bytes()),
         path if path.starts_with("/page/") => {
             of_type("audio/mpeg", b"<!doctype html><title>Log in</title>")
@@ -195,6 +206,9 @@ impl PodcastScene {
         })
         .await;
         let home = PageHome::new().await;
+        let directory = origin.url("/directory");
+        let set = ["config", "set", "podcasts.search_url", &directory];
+        home.run(&set).await.ends_with(0, "");
         let link = home.link(&[]).await;
         PodcastScene {
             origin,

@@ -58,6 +58,9 @@ fn shows(words: &str) -> String {
 
 /// Checks what holds for every page: it fits its width, and axe-core finds no fault. Leaves a screenshot.
 async fn check_page(browser: &mut WebBrowser, name: &str, axe: Option<&str>) {
+    if let Some(axe) = axe {
+        browser.evaluate(&format!("{axe}; 0")).await;
+    }
     for (width, height) in SIZES {
         browser.resize(width, height).await;
         for scheme in [ColourScheme::Light, ColourScheme::Dark] {
@@ -68,8 +71,7 @@ async fn check_page(browser: &mut WebBrowser, name: &str, axe: Option<&str>) {
             std::fs::write(file, picture).expect("written");
             let fits = "document.documentElement.scrollWidth <= window.innerWidth";
             assert_eq!(browser.evaluate(fits).await, true, "{what} is too wide");
-            if let Some(axe) = axe {
-                browser.evaluate(&format!("{axe}; 0")).await;
+            if axe.is_some() {
                 let found = browser.evaluate(AXE_RUN).await;
                 assert_eq!(found, "", "{what}");
             }
@@ -139,6 +141,10 @@ async fn every_page_of_podcasts_fits_phone_and_desktop_and_passes_an_accessibili
         ("queue", "podcasts/queue".to_owned()),
         ("search", "podcasts/search?words=the".to_owned()),
         ("search-nothing", "podcasts/search?words=xyz".to_owned()),
+        (
+            "search-directory",
+            "podcasts/search?words=news&in=directory".to_owned(),
+        ),
         ("settings", "podcasts/settings".to_owned()),
         ("transfers", String::new()),
         ("networks", "networks".to_owned()),
@@ -151,6 +157,18 @@ async fn every_page_of_podcasts_fits_phone_and_desktop_and_passes_an_accessibili
     // The browser itself reports that its answer is no success.
     browser.open(&scene.url("podcasts/episode/99")).await;
     check_page(&mut browser, "problem", axe).await;
+    if axe.is_some() {
+        // The checker finds what is wrong on purpose.
+        let wrong = "document.querySelector('main').innerHTML = '<input>'";
+        browser.evaluate(wrong).await;
+        let found = browser.evaluate(AXE_RUN).await;
+        assert!(
+            found
+                .as_str()
+                .is_some_and(|found| found.starts_with("label: ")),
+            "{found}"
+        );
+    }
     browser.close().await;
 }
 
@@ -189,6 +207,17 @@ async fn a_person_subscribes_sets_a_rule_and_watches_its_promise_by_keyboard_alo
     browser.press(&[ENTER]).await;
     browser.until(&shows("Friday: a bridge that sings")).await;
 
+    browser.open(&scene.url("podcasts/search")).await;
+    browser.tab_to("words").await;
+    type_text(&mut browser, "water").await;
+    browser.tab_to("search-directory").await;
+    browser.press(&[ENTER]).await;
+    browser.until(&shows("You are subscribed")).await;
+    let subscribe = "document.querySelector('.card form button').focus()";
+    browser.evaluate(subscribe).await;
+    browser.press(&[ENTER]).await;
+    browser.until(&shows("12: Where eels go")).await;
+
     let list = scene.home.path().join("subscriptions.opml");
     let outline = format!(
         "<outline type=\"rss\" xmlUrl=\"{}\"/>",
@@ -205,10 +234,14 @@ async fn a_person_subscribes_sets_a_rule_and_watches_its_promise_by_keyboard_alo
         .await;
 
     browser.open(&scene.url("podcasts/channel/1")).await;
+    browser.tab_to("rule").await;
+    browser.press(&[ENTER]).await;
     fill(&mut browser, "schedule", "soon").await;
     browser.press(&[ENTER]).await;
     browser.until(&shows("says no time")).await;
     browser.open(&scene.url("podcasts/channel/1")).await;
+    browser.tab_to("rule").await;
+    browser.press(&[SPACE]).await;
     fill(&mut browser, "schedule", "weekdays 07:30").await;
     fill(&mut browser, "latest", "1").await;
     browser.tab_to("set-rule").await;

@@ -15,6 +15,7 @@ use jiff::Zoned;
 use serde::Deserialize;
 use url::Url;
 
+use super::super::super::podcasts::directory_search::FoundPodcast;
 use super::super::frame::{self, PageContext, PageFact, PageFrame};
 use super::episode_row::EpisodeRow;
 use super::library_access::frame_of;
@@ -85,6 +86,24 @@ struct PodcastSearchPage {
     words: String,
     channels: Vec<ChannelTile>,
     episodes: Vec<EpisodeRow>,
+    directory: Option<DirectoryResults>,
+}
+
+/// What a directory knows.
+struct DirectoryResults {
+    found: Vec<FoundRow>,
+    problem: Option<String>,
+}
+
+/// A podcast that a directory knows.
+struct FoundRow {
+    title: String,
+    author: String,
+    /// Episodes, as the directory counts them, and the host of the feed.
+    figures: String,
+    url: Url,
+    /// Number of the channel, if a person is subscribed to it.
+    channel: Option<i64>,
 }
 
 /// The form that subscribes.
@@ -98,6 +117,15 @@ pub(super) struct SubscribeForm {
 pub(super) struct SearchForm {
     #[serde(default)]
     words: String,
+    /// Where to search besides the library.
+    #[serde(default, rename = "in")]
+    further: Option<FurtherSearch>,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum FurtherSearch {
+    Directory,
 }
 
 /// Which episodes of a channel are shown.
@@ -344,11 +372,54 @@ pub(super) async fn change(
     }
 }
 
-/// Shows channels and episodes whose titles have the words.
+impl FoundRow {
+    fn of(podcast: FoundPodcast, channels: &[ChannelSummary]) -> FoundRow {
+        let episodes = podcast.episodes.map(|number| format!("{number} episodes"));
+        let host = podcast.url.host_str().map(str::to_owned);
+        let figures: Vec<String> = episodes.into_iter().chain(host).collect();
+        let known = channels.iter().find(|channel| channel.url == podcast.url);
+        FoundRow {
+            title: plain(&podcast.title),
+            author: plain(&podcast.author),
+            figures: figures.join(", "),
+            channel: known.map(|channel| channel.id.0),
+            url: podcast.url,
+        }
+    }
+}
+
+impl DirectoryResults {
+    async fn of(context: &PageContext, words: &str) -> Result<DirectoryResults, TransferFailure> {
+        let channels = context.read_podcasts(|library| library.channels()).await?;
+        Ok(match context.agent.search_podcasts(words).await {
+            Ok(found) => DirectoryResults {
+                found: (found.into_iter())
+                    .map(|podcast| FoundRow::of(podcast, &channels))
+                    .collect(),
+                problem: None,
+            },
+            Err(failure) => DirectoryResults {
+                found: Vec::new(),
+                problem: Some(plain(&failure.text)),
+            },
+        })
+    }
+}
+
+/// Shows channels and episodes whose titles have the words, and podcasts of the directory if it is to be asked.
 pub(super) async fn search(
     State(context): State<PageContext>,
-    Query(SearchForm { words }): Query<SearchForm>,
+    Query(SearchForm { words, further }): Query<SearchForm>,
 ) -> Response {
+    let directory = match further {
+        Some(FurtherSearch::Directory) if !words.trim().is_empty() => {
+            match DirectoryResults::of(&context, words.trim()).await {
+                Ok(results) => Some(results),
+                Err(failure) => return frame::problem(&context, &failure),
+            }
+        }
+        _ => None,
+    };
     let wanted = words.clone();
     let found = context.read_podcasts(move |library| {
         if wanted.trim().is_empty() {
@@ -376,6 +447,7 @@ pub(super) async fn search(
                     .iter()
                     .map(|episode| EpisodeRow::of(episode, &now))
                     .collect(),
+                directory,
             })
         }
         Err(failure) => frame::problem(&context, &failure),

@@ -79,6 +79,10 @@ impl PlayablePart {
         }
     }
 
+    fn is_beginning(self) -> bool {
+        self == PlayablePart::Beginning
+    }
+
     fn is_any(self) -> bool {
         self != PlayablePart::Nothing
     }
