@@ -4,6 +4,7 @@ use cedos_lab_rig::PATIENCE;
 use cedos_lab_rig::origin::{OriginRequest, OriginStream, ScriptedOrigin, cut, proper, reply};
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use crate::page::{PageHome, PageLink};
@@ -97,10 +98,15 @@ impl ScriptedFeed {
         let items: String = (self.episodes.iter().zip(days))
             .map(|((title, path), day)| {
                 let chapters = match *path {
-                    "/audio/water-12.mp3" => format!(
-                        "<podcast:chapters url=\"{origin}/chapters.json\" type=\"application/json+chapters\"/>"
+                    "/audio/water-12.mp3" => "/chapters.json",
+                    "/audio/water-11.mp3" => "/hostile-chapters.json",
+                    _ => "",
+                };
+                let chapters = match chapters {
+                    "" => String::new(),
+                    path => format!(
+                        "<podcast:chapters url=\"{origin}{path}\" type=\"application/json+chapters\"/>"
                     ),
-                    _ => String::new(),
                 };
                 format!(
                     "<item><title>{title}</title><guid>{path}</guid>\
@@ -119,8 +125,16 @@ impl ScriptedFeed {
     }
 }
 
-/// Chapters as the podcast namespace has them, with what must not reach a page.
+/// Chapters as the podcast namespace has them.
 const CHAPTERS: &str = r#"{"version": "1.2.0", "chapters": [
+    {"startTime": 0, "title": "Opening"},
+    {"startTime": 8, "title": "From the Sargasso Sea", "url": "https://eels.example/sargasso"},
+    {"startTime": 25.5, "title": "Rivers, locks and ladders"},
+    {"startTime": 47, "title": "Letters"}
+]}"#;
+
+/// Chapters with what must not reach a page.
+const HOSTILE_CHAPTERS: &str = r#"{"version": "1.2.0", "chapters": [
     {"startTime": 0, "title": "Opening", "img": "https://spy.example/1.png"},
     {"startTime": 12.5, "title": "Eels <script>alert(1)</script>", "url": "https://eels.example/"},
     {"startTime": 30, "title": "Hidden", "toc": false},
@@ -152,6 +166,9 @@ fn answer(asked: &OriginRequest) -> Vec<u8> {
             )
         }
         "/chapters.json" => of_type("application/json+chapters", CHAPTERS.as_bytes()),
+        "/hostile-chapters.json" => {
+            of_type("application/json+chapters", HOSTILE_CHAPTERS.as_bytes())
+        }
         path if path.starts_with("/page/") => {
             of_type("audio/mpeg", b"<!doctype html><title>Log in</title>")
         }
@@ -184,27 +201,45 @@ async fn play(
     stream.shutdown().await
 }
 
+/// An origin of feeds, episodes, and a directory that knows them.
+pub struct PodcastOrigin {
+    pub origin: ScriptedOrigin,
+    /// Whether it gives the second half of what is below `/slow/`.
+    open: watch::Sender<bool>,
+}
+
+impl PodcastOrigin {
+    /// Starts an origin at an address of this machine.
+    pub async fn start_at(host: &str) -> PodcastOrigin {
+        let listener = TcpListener::bind((host, 0)).await.expect("a port");
+        let (open, is_open) = watch::channel(false);
+        let origin = ScriptedOrigin::play_at(listener, None, move |asked, stream| {
+            let is_open = is_open.clone();
+            async move {
+                // The agent may have closed the connection.
+                let _ = play(asked, stream, is_open).await;
+            }
+        });
+        PodcastOrigin { origin, open }
+    }
+}
+
 /// An agent, its page, and the origin of what it subscribes to.
 pub struct PodcastScene {
     pub origin: ScriptedOrigin,
     pub home: PageHome,
     pub link: PageLink,
-    /// Whether the origin gives the second half of what is below `/slow/`.
     open: watch::Sender<bool>,
 }
 
 impl PodcastScene {
     /// An agent without subscriptions.
     pub async fn empty() -> PodcastScene {
-        let (open, is_open) = watch::channel(false);
-        let origin = ScriptedOrigin::play(move |asked, stream| {
-            let is_open = is_open.clone();
-            async move {
-                // The agent may have closed the connection.
-                let _ = play(asked, stream, is_open).await;
-            }
-        })
-        .await;
+        PodcastScene::with(PodcastOrigin::start_at("127.0.0.1").await).await
+    }
+
+    /// An agent without subscriptions that finds podcasts at this origin.
+    pub async fn with(PodcastOrigin { origin, open }: PodcastOrigin) -> PodcastScene {
         let home = PageHome::new().await;
         let directory = origin.url("/directory");
         let set = ["config", "set", "podcasts.search_url", &directory];

@@ -4,9 +4,11 @@
 use std::path::{Path, PathBuf};
 
 use cedos_lab_rig::browser::{BrowserKind, ColourScheme, ENTER, SPACE, WebBrowser};
+use cedos_lab_rig::namespace::{in_namespace, origin_namespace, wifi_off, wifi_on};
+use cedos_lab_rig::this_test;
 use serde_json::Value;
 
-use crate::podcast_scene::PodcastScene;
+use crate::podcast_scene::{PodcastOrigin, PodcastScene};
 
 /// Widths and heights of pages: a phone held upright, and a laptop.
 const SIZES: [(u32, u32); 2] = [(390, 844), (1280, 800)];
@@ -418,7 +420,7 @@ async fn chapters_that_a_feed_names_are_in_the_player_as_text_and_seek() {
     let episodes = scene.until_states("1", &["ready", "ready"]).await;
     open_live(
         &mut browser,
-        &scene.url(&format!("podcasts/episode/{}", episodes[0])),
+        &scene.url(&format!("podcasts/episode/{}", episodes[1])),
     )
     .await;
     browser
@@ -443,4 +445,128 @@ async fn chapters_that_a_feed_names_are_in_the_player_as_text_and_seek() {
     browser.until(&format!("{present} === '12.5'")).await;
     check_console(&browser, &scene);
     browser.close().await;
+}
+
+#[test]
+fn the_page_says_that_the_network_is_gone_and_the_episode_comes_when_it_is_back() {
+    in_namespace(this_test!(), || async {
+        let origin = origin_namespace(|| PodcastOrigin::start_at("192.0.2.1"));
+        wifi_on("198.51.100.7");
+        let scene = PodcastScene::with(origin).await;
+        let Some(mut browser) = chromium(&scene).await else {
+            return;
+        };
+        scene.subscribe("/news").await;
+        scene
+            .until_states("1", &["downloading", "ready", "failed", "new", "new"])
+            .await;
+        let episode = scene.cast(&["show", "1"]).await["episodes"][0]["id"].to_string();
+        open_live(
+            &mut browser,
+            &scene.url(&format!("podcasts/episode/{episode}")),
+        )
+        .await;
+        browser.until(&shows("119.51 kB of 239.02 kB")).await;
+        wifi_off();
+        browser.until(&shows("no network is up.")).await;
+        // What is here is played all the same.
+        browser.tab_to("audio").await;
+        browser.press(&[SPACE]).await;
+        browser
+            .until("document.getElementById('audio').currentTime > 0.2")
+            .await;
+        scene.open();
+        wifi_on("198.51.100.7");
+        browser.until(&shows("On this device")).await;
+        browser
+            .until("document.getElementById('audio').currentTime > 0.4")
+            .await;
+        assert!(browser.console().is_empty(), "{:?}", browser.console());
+        browser.close().await;
+    });
+}
+
+/// The environment variable with which the pictures of docs/readycast.md are made anew.
+const PICTURES_VARIABLE: &str = "CEDOS_WRITE_PICTURES";
+
+/// Bytes of all pictures of the tour: everybody who has the repository has them.
+const PICTURES_BYTES_MAX: u64 = 600_000;
+
+/// A picture of the tour.
+struct TourPicture {
+    name: &'static str,
+    size: (u32, u32),
+    scheme: ColourScheme,
+    path: String,
+    /// What is done on the page before it is taken.
+    prepare: &'static str,
+}
+
+fn tour(episodes: &[i64]) -> [TourPicture; 6] {
+    let picture = |name, size, scheme, path: &str| TourPicture {
+        name,
+        size,
+        scheme,
+        path: path.to_owned(),
+        prepare: "0",
+    };
+    use ColourScheme::{Dark, Light};
+    let episode = |at: usize| format!("podcasts/episode/{}", episodes[at]);
+    [
+        picture("library", (900, 560), Light, "podcasts"),
+        picture(
+            "search",
+            (900, 560),
+            Light,
+            "podcasts/search?words=news&in=directory",
+        ),
+        TourPicture {
+            prepare: "document.querySelector('details').open = true",
+            ..picture("rule", (900, 800), Light, "podcasts/channel/1")
+        },
+        picture("queue", (900, 480), Dark, "podcasts/queue"),
+        picture("episode", (390, 844), Light, &episode(0)),
+        picture("chapters", (390, 844), Dark, &episode(1)),
+    ]
+}
+
+fn repository() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+}
+
+#[tokio::test]
+async fn the_tour_shows_pictures_of_the_pages_that_are_small_together() {
+    let folder = repository().join("docs/pictures");
+    if std::env::var_os(PICTURES_VARIABLE).is_some() {
+        let scene = PodcastScene::new().await;
+        let mut browser = chromium(&scene).await.expect("Chromium is installed");
+        let news = scene.cast(&["show", "1"]).await["episodes"][0]["id"].as_i64();
+        let water = scene.cast(&["show", "2"]).await["episodes"][0]["id"].as_i64();
+        let episodes = [news.expect("a number"), water.expect("a number")];
+        std::fs::create_dir_all(&folder).expect("a folder");
+        for picture in tour(&episodes) {
+            let (width, height) = picture.size;
+            browser.resize(width, height).await;
+            browser.prefer(picture.scheme).await;
+            browser.open(&scene.url(&picture.path)).await;
+            browser.evaluate(picture.prepare).await;
+            let file = folder.join(format!("podcasts-{}.png", picture.name));
+            std::fs::write(file, browser.screenshot().await).expect("written");
+        }
+        browser.close().await;
+    }
+    let text = std::fs::read_to_string(repository().join("docs/readycast.md")).expect("the tour");
+    let mut bytes = 0;
+    for TourPicture { name, .. } in tour(&[0, 0]) {
+        let file = format!("podcasts-{name}.png");
+        assert!(
+            text.contains(&format!("](pictures/{file})")),
+            "{file} is not in the tour"
+        );
+        let found = folder.join(&file).metadata();
+        bytes += found
+            .unwrap_or_else(|error| panic!("{file}: {error}"))
+            .len();
+    }
+    assert!(bytes <= PICTURES_BYTES_MAX, "{bytes} bytes of pictures");
 }
