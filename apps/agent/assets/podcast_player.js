@@ -183,7 +183,10 @@ function startPlayer() {
     }
   });
   live.addEventListener("submit", (event) => {
-    isAwaited = event.submitter?.value === "play";
+    const action = event.submitter?.value;
+    if (action === "play" || action === "not-wanted") {
+      isAwaited = action === "play";
+    }
   });
   live.addEventListener("update", look);
   document.getElementById("controls").hidden = false;

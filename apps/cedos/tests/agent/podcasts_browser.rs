@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use cedos_lab_rig::browser::{BrowserKind, ColourScheme, ENTER, SPACE, WebBrowser};
-use cedos_lab_rig::namespace::{in_namespace, origin_namespace, wifi_off, wifi_on};
+use cedos_lab_rig::namespace::{cell_on, in_namespace, origin_namespace, wifi_off, wifi_on};
 use cedos_lab_rig::this_test;
 use serde_json::Value;
 
@@ -448,7 +448,7 @@ async fn chapters_that_a_feed_names_are_in_the_player_as_text_and_seek() {
 }
 
 #[test]
-fn the_page_says_that_the_network_is_gone_and_the_episode_comes_when_it_is_back() {
+fn the_page_says_what_network_an_episode_waits_for_and_it_comes_when_there_is_one() {
     in_namespace(this_test!(), || async {
         let origin = origin_namespace(|| PodcastOrigin::start_at("192.0.2.1"));
         wifi_on("198.51.100.7");
@@ -460,12 +460,9 @@ fn the_page_says_that_the_network_is_gone_and_the_episode_comes_when_it_is_back(
         scene
             .until_states("1", &["downloading", "ready", "failed", "new", "new"])
             .await;
-        let episode = scene.cast(&["show", "1"]).await["episodes"][0]["id"].to_string();
-        open_live(
-            &mut browser,
-            &scene.url(&format!("podcasts/episode/{episode}")),
-        )
-        .await;
+        let episodes = scene.cast(&["show", "1"]).await["episodes"].clone();
+        let page = |at: usize| scene.url(&format!("podcasts/episode/{}", episodes[at]["id"]));
+        open_live(&mut browser, &page(0)).await;
         browser.until(&shows("119.51 kB of 239.02 kB")).await;
         wifi_off();
         browser.until(&shows("no network is up.")).await;
@@ -480,6 +477,19 @@ fn the_page_says_that_the_network_is_gone_and_the_episode_comes_when_it_is_back(
         browser.until(&shows("On this device")).await;
         browser
             .until("document.getElementById('audio').currentTime > 0.4")
+            .await;
+
+        // Nobody pays for what they want to hear now without having said so.
+        wifi_off();
+        cell_on();
+        open_live(&mut browser, &page(4)).await;
+        browser.tab_to("play").await;
+        browser.press(&[ENTER]).await;
+        browser.until(&shows("Use any network")).await;
+        browser.tab_to("any-network").await;
+        browser.press(&[ENTER]).await;
+        browser
+            .until("document.getElementById('audio').currentTime > 0.2")
             .await;
         assert!(browser.console().is_empty(), "{:?}", browser.console());
         browser.close().await;
