@@ -102,7 +102,8 @@ function follow() {
 
 async function send(event) {
   const form = event.target;
-  if (form.method !== "post") {
+  // What leads to another page is the browser's to send.
+  if (form.method !== "post" || "navigates" in form.dataset) {
     return;
   }
   event.preventDefault();

@@ -254,6 +254,17 @@ async fn a_person_subscribes_sets_a_rule_and_watches_its_promise_by_keyboard_alo
         .await;
     assert_eq!(kept, "1");
 
+    // The lists change while somebody looks: an episode that was played leaves the device.
+    browser.open(&scene.url("podcasts/channel/2")).await;
+    browser
+        .until("source?.readyState === EventSource.OPEN")
+        .await;
+    browser.until(&shows("2 on this device")).await;
+    let water = scene.cast(&["show", "2"]).await["episodes"][0]["id"].to_string();
+    scene.cast(&["played", &water]).await;
+    browser.until(&shows("1 on this device")).await;
+    browser.until(&shows("Played")).await;
+
     // Half of it comes, and then nothing: the promise is made, and made anew when the deadline is another.
     open_live(&mut browser, &scene.url("podcasts/queue")).await;
     let group = "document.querySelector('.timeline h2')?.textContent ?? ''";

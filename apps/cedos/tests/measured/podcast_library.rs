@@ -75,12 +75,16 @@ fn resident(agent: &AgentProcess) -> u64 {
     kilobytes.expect("a number") * 1024
 }
 
-/// When the page that is open was painted first, since its address was entered.
-async fn first_paint(browser: &mut WebBrowser) -> Duration {
+/// When the page that is open began to arrive, and when it was painted first, since its address was entered.
+async fn first_paint(browser: &mut WebBrowser) -> (Duration, Duration) {
     let entry = "performance.getEntriesByName('first-contentful-paint')[0]";
     browser.until(&format!("{entry} !== undefined")).await;
-    let at = browser.evaluate(&format!("{entry}.startTime")).await;
-    Duration::from_secs_f64(at.as_f64().expect("a number") / 1e3)
+    let mut time = async |expression: &str| {
+        let at = browser.evaluate(expression).await;
+        Duration::from_secs_f64(at.as_f64().expect("a number") / 1e3)
+    };
+    let answered = time("performance.getEntriesByType('navigation')[0].responseStart").await;
+    (answered, time(&format!("{entry}.startTime")).await)
 }
 
 #[tokio::test]
@@ -110,14 +114,20 @@ async fn pages_of_fifty_thousand_episodes_paint_at_once_and_the_agent_stays_smal
         "podcasts/search?words=episode+249",
     ];
     for path in paths {
-        let mut paints = Vec::new();
+        let (mut answers, mut paints) = (Vec::new(), Vec::new());
         for _ in 0..OPENED {
             browser.open(&format!("{link}{path}")).await;
-            paints.push(first_paint(&mut browser).await);
+            let (answered, painted) = first_paint(&mut browser).await;
+            answers.push(answered);
+            paints.push(painted);
         }
+        answers.sort();
         paints.sort();
+        let answered = answers[OPENED / 2];
         let (median, worst) = (paints[OPENED / 2], paints[OPENED - 1]);
-        eprintln!("{path}: painted after {median:.1?}, at most {worst:.1?}");
+        eprintln!(
+            "{path}: answered after {answered:.1?}, painted after {median:.1?}, at most {worst:.1?}"
+        );
         assert!(median <= FIRST_PAINT_MAX, "{path}: {median:?}");
     }
     let resident = resident(&agent);

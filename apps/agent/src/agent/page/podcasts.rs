@@ -36,11 +36,16 @@ pub(super) fn routes() -> Router<PageContext> {
     let import = post(subscription_list::import).layer(DefaultBodyLimit::max(FEED_BYTES_MAX));
     Router::new()
         .route("/podcasts", get(channels::library))
+        .route("/podcasts/updates", get(channels::library_updates))
         .route("/podcasts/subscribe", post(channels::subscribe))
         .route("/podcasts/search", get(channels::search))
         .route(
             "/podcasts/channel/{id}",
             get(channels::channel).post(channels::change),
+        )
+        .route(
+            "/podcasts/channel/{id}/updates",
+            get(channels::channel_updates),
         )
         .route(
             "/podcasts/episode/{id}",

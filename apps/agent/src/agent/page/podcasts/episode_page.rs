@@ -43,7 +43,7 @@ struct EpisodeLive {
     base: Arc<str>,
     episode: EpisodeRow,
     is_ready: bool,
-    /// How much of it a player can have.
+    /// How much of the episode a player can have.
     playable: PlayablePart,
     is_wanted: bool,
     played: bool,
