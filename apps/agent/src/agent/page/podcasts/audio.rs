@@ -62,23 +62,19 @@ pub(super) fn playable_download(agent: &Agent, episode: &Episode) -> Option<Play
     PlayableDownload::of(&agent.episode_transfer(&episode.summary)?)
 }
 
-/// The part that a player asks for, and its status; `Err` if there is no such part.
-fn part_of(fields: &HeaderMap, length: u64) -> Result<(StatusCode, Range<u64>), Response> {
+/// The part that a player asks for, and its status; none if there is no such part.
+fn part_of(fields: &HeaderMap, length: u64) -> Option<(StatusCode, Range<u64>)> {
     let asked = fields.get(RANGE).and_then(|value| value.to_str().ok());
     let decision = asked
         .and_then(ByteRanges::parse)
         .map_or(RangeDecision::Whole, |ranges| ranges.decide(Some(length)));
     match decision {
-        RangeDecision::Unsatisfiable => {
-            let range = format!("bytes */{length}");
-            let refusal = (StatusCode::RANGE_NOT_SATISFIABLE, [(CONTENT_RANGE, range)]);
-            Err(refusal.into_response())
-        }
+        RangeDecision::Unsatisfiable => None,
         RangeDecision::Parts(parts) if parts.len() == 1 => {
-            Ok((StatusCode::PARTIAL_CONTENT, parts[0].clone()))
+            Some((StatusCode::PARTIAL_CONTENT, parts[0].clone()))
         }
         // No player asks for several parts; the whole is a permitted answer.
-        _ => Ok((StatusCode::OK, 0..length)),
+        _ => Some((StatusCode::OK, 0..length)),
     }
 }
 
@@ -131,9 +127,10 @@ async fn answer(
             AudioSource::Whole(file) => file.metadata().await.map_err(unreadable)?.len(),
             AudioSource::Growing(download) => download.length,
         };
-        let (status, part) = match part_of(fields, length) {
-            Ok(part) => part,
-            Err(refusal) => return Ok(refusal),
+        let Some((status, part)) = part_of(fields, length) else {
+            let range = format!("bytes */{length}");
+            let refusal = (StatusCode::RANGE_NOT_SATISFIABLE, [(CONTENT_RANGE, range)]);
+            return Ok(refusal.into_response());
         };
         let body = match source {
             AudioSource::Whole(file) => whole_body(file, &part).await,
