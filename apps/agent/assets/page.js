@@ -68,6 +68,8 @@ function show(html) {
   const fresh = live.cloneNode(false);
   fresh.append(...new DOMParser().parseFromString(html, "text/html").body.childNodes);
   update(live, fresh);
+  // The player looks at what is here now.
+  live.dispatchEvent(new Event("update"));
   const news = [...sayings()].filter(([id, text]) => before.get(id) !== text);
   if (news.length > 0) {
     said.textContent = news.map(([, text]) => text).join(". ");
@@ -100,7 +102,8 @@ function follow() {
 
 async function send(event) {
   const form = event.target;
-  if (form.method !== "post") {
+  // What leads to another page is the browser's to send.
+  if (form.method !== "post" || "navigates" in form.dataset) {
     return;
   }
   event.preventDefault();

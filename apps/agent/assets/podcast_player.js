@@ -12,12 +12,30 @@ function startPlayer() {
   const audio = document.getElementById("audio");
   const speed = document.getElementById("speed");
   const sleep = document.getElementById("sleep");
-  const problem = document.getElementById("player-problem");
+  const state = document.getElementById("player-state");
+  const live = document.getElementById("live");
   let storedAt = 0;
   let storedMs = Number(player.dataset.position);
   let sleepTimer = 0;
+  // Where to go on when the file is loaded, in seconds.
+  let resumeAt = storedMs / 1000;
   // Until the position is restored, the beginning is nobody's choice.
   let isRestored = false;
+  // What is to be played once there is something to play.
+  let isAwaited = false;
+  let hasFailed = false;
+  let isUseless = false;
+
+  function show(text) {
+    if (state.textContent !== text) {
+      state.textContent = text;
+    }
+  }
+
+  // How much of the episode the agent can give: "nothing", "beginning" or "whole".
+  function playable() {
+    return document.getElementById("state")?.dataset.playable ?? "whole";
+  }
 
   function store() {
     if (!isRestored || !Number.isFinite(audio.duration)) {
@@ -33,26 +51,67 @@ function startPlayer() {
     // It arrives even if this page is closed meanwhile.
     fetch(player.dataset.store, { method: "POST", body: new URLSearchParams(fields), keepalive: true })
       .then((answer) => {
-        problem.textContent = answer.ok ? "" : "The position is not stored: this link may have been replaced.";
+        if (!answer.ok) {
+          show("The position is not stored: this link may have been replaced.");
+        }
       })
-      .catch(() => {
-        problem.textContent = "The position is not stored: the agent does not answer.";
-      });
+      .catch(() => show("The position is not stored: the agent does not answer."));
   }
 
   function seek(to) {
     audio.currentTime = Math.max(0, Math.min(to, audio.duration || to));
   }
 
+  function play() {
+    // A browser that lets nobody but its user begin shows its own button.
+    audio.play().catch(() => {});
+  }
+
   function restore() {
     if (isRestored) {
       return;
     }
-    const position = Number(player.dataset.position) / 1000;
-    if (position > 0 && position < audio.duration) {
-      audio.currentTime = position;
+    if (resumeAt > 0 && resumeAt < audio.duration) {
+      audio.currentTime = resumeAt;
     }
     isRestored = true;
+  }
+
+  function load() {
+    hasFailed = false;
+    isRestored = false;
+    audio.src = player.dataset.audio;
+    audio.playbackRate = Number(speed.value);
+  }
+
+  // Which chapter is being played, for eyes and screen readers.
+  function markChapter() {
+    const chapters = [...live.querySelectorAll("[data-start]")];
+    const present = chapters.findLast((chapter) => Number(chapter.dataset.start) <= audio.currentTime);
+    for (const chapter of chapters) {
+      if (chapter === present && isRestored) {
+        chapter.setAttribute("aria-current", "true");
+      } else {
+        chapter.removeAttribute("aria-current");
+      }
+    }
+  }
+
+  // What of the episode is here has changed, or may have.
+  function look() {
+    const part = playable();
+    player.hidden = part === "nothing";
+    if (part === "nothing") {
+      return;
+    }
+    if (!audio.hasAttribute("src") || (hasFailed && !isUseless)) {
+      load();
+    }
+    markChapter();
+    if (isAwaited) {
+      isAwaited = false;
+      play();
+    }
   }
 
   const skips = {
@@ -65,6 +124,7 @@ function startPlayer() {
   }
   audio.addEventListener("loadedmetadata", restore);
   audio.addEventListener("timeupdate", () => {
+    markChapter();
     if (!audio.paused && Date.now() - storedAt >= STORE_EVERY_MS) {
       store();
     }
@@ -72,8 +132,26 @@ function startPlayer() {
   for (const event of ["pause", "ended", "seeked"]) {
     audio.addEventListener(event, store);
   }
+  audio.addEventListener("waiting", () => {
+    if (playable() === "beginning") {
+      show("Waiting for more of the episode.");
+    }
+  });
+  for (const event of ["playing", "canplay"]) {
+    audio.addEventListener(event, () => show(""));
+  }
   audio.addEventListener("error", () => {
-    problem.textContent = "This browser cannot play the file, or the file was removed. Reload the page to see.";
+    if (isRestored) {
+      resumeAt = audio.currentTime;
+    }
+    isAwaited ||= !audio.paused;
+    hasFailed = true;
+    isUseless = playable() === "whole";
+    show(
+      isUseless
+        ? "This browser cannot play the file, or the file was removed. Reload the page to see."
+        : "The download does not go on, so there is no more to play. Playing goes on when it does.",
+    );
   });
   window.addEventListener("pagehide", store);
   document.addEventListener("visibilitychange", () => {
@@ -97,12 +175,20 @@ function startPlayer() {
       }, minutes * 60_000);
     }
   });
-  for (const chapter of player.querySelectorAll("[data-start]")) {
-    chapter.addEventListener("click", () => {
+  live.addEventListener("click", (event) => {
+    const chapter = event.target.closest("[data-start]");
+    if (chapter) {
       seek(Number(chapter.dataset.start));
-      audio.play().catch(() => {});
-    });
-  }
+      play();
+    }
+  });
+  live.addEventListener("submit", (event) => {
+    const action = event.submitter?.value;
+    if (action === "play" || action === "not-wanted") {
+      isAwaited = action === "play";
+    }
+  });
+  live.addEventListener("update", look);
   document.getElementById("controls").hidden = false;
 
   if ("mediaSession" in navigator) {

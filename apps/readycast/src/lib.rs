@@ -51,7 +51,7 @@ pub use parsed_feed::{
 pub use podcast_index::{INDEX_PODCASTS_MAX, IndexImport, IndexedPodcast, PodcastIndex};
 pub use refresh::{
     REFRESH_INTERVAL, REFRESH_INTERVAL_MAX, REFRESH_RETRY, RefreshOutcome, RefreshReport,
-    RefreshRequest,
+    RefreshRequest, refused_enclosure,
 };
 pub use rewritten_feed::rewrite_feed;
 pub use rule::{ChannelRule, DownloadSchedule, KEEP_LATEST_DEFAULT, KeepRule, WeekdaySet};

@@ -598,8 +598,9 @@ fn move_channel(
     Ok(Ok(()))
 }
 
-/// Why an enclosure is not fetched: it is no address of the web, or one of a local network that the feed is not in.
-pub(crate) fn refused_enclosure(enclosure: &Url, feed: &Url) -> Option<String> {
+/// Why an address that a feed names, of an enclosure or of chapters, is not fetched: it is none of the web, or one of a
+/// local network that the feed is not in.
+pub fn refused_enclosure(enclosure: &Url, feed: &Url) -> Option<String> {
     if !matches!(enclosure.scheme(), "http" | "https") {
         return Some(format!(
             "the feed names {enclosure}, which is not fetched: only http and https are"

@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use futures_util::{SinkExt, StreamExt};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -29,6 +31,9 @@ const SHIFT: &str = "\u{e008}";
 /// The Enter key.
 pub const ENTER: &str = "\u{e007}";
 
+/// The space bar.
+pub const SPACE: &str = " ";
+
 /// The interval between looks at a page.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
@@ -39,6 +44,25 @@ pub enum BrowserKind {
     Chromium,
     /// Firefox, which needs no driver.
     Firefox,
+}
+
+/// The colours that a browser's user prefers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ColourScheme {
+    /// Dark text on a light background.
+    Light,
+    /// Light text on a dark background.
+    Dark,
+}
+
+impl ColourScheme {
+    /// The scheme's name in CSS.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ColourScheme::Light => "light",
+            ColourScheme::Dark => "dark",
+        }
+    }
 }
 
 /// A browser with one tab.
@@ -99,6 +123,12 @@ impl WebBrowser {
 
     /// Carries a command out. Returns its result.
     pub async fn command(&mut self, method: &str, parameters: Value) -> Value {
+        let answer = self.attempt(method, parameters).await;
+        answer.unwrap_or_else(|error| panic!("{method}: {error}"))
+    }
+
+    /// Carries a command out, if the browser can.
+    async fn attempt(&mut self, method: &str, parameters: Value) -> Result<Value, Value> {
         self.commands += 1;
         let id = self.commands;
         let command = json!({"id": id, "method": method, "params": parameters});
@@ -114,8 +144,10 @@ impl WebBrowser {
                 self.events.push(message);
                 continue;
             }
-            assert_ne!(message["type"], "error", "{method}: {message}");
-            return message["result"].clone();
+            return match message["type"] == "error" {
+                true => Err(message),
+                false => Ok(message["result"].clone()),
+            };
         }
     }
 
@@ -127,17 +159,33 @@ impl WebBrowser {
 
     /// The value of an expression on the page: a string, a number or a truth.
     pub async fn evaluate(&mut self, expression: &str) -> Value {
-        let target = json!({"context": self.tab});
-        let parameters = json!({"expression": expression, "target": target, "awaitPromise": true});
-        let result = self.command("script.evaluate", parameters).await;
+        let result = self.try_evaluate(expression).await;
+        let result = result.unwrap_or_else(|error| panic!("{expression}: {error}"));
         assert_eq!(result["type"], "success", "{expression}: {result}");
         result["result"]["value"].clone()
     }
 
-    /// Waits until an expression on the page is true.
+    async fn try_evaluate(&mut self, expression: &str) -> Result<Value, Value> {
+        let target = json!({"context": self.tab});
+        let parameters = json!({"expression": expression, "target": target, "awaitPromise": true});
+        self.attempt("script.evaluate", parameters).await
+    }
+
+    /// Waits until an expression on the page is true: on this one, or on the one that is being opened.
     pub async fn until(&mut self, expression: &str) {
         let is_so = async {
-            while self.evaluate(expression).await != true {
+            loop {
+                // Between two pages there is none.
+                if let Ok(result) = self.try_evaluate(expression).await {
+                    let between = result["type"] != "success" && self.is_loading().await;
+                    assert!(
+                        result["type"] == "success" || between,
+                        "{expression}: {result}"
+                    );
+                    if result["result"]["value"] == true {
+                        return;
+                    }
+                }
                 // sleep: a page sends no event when its text changes
                 tokio::time::sleep(LOOK_EVERY).await;
             }
@@ -146,6 +194,14 @@ impl WebBrowser {
             let page = self.evaluate("document.body.innerText").await;
             panic!("never: {expression}\n{page}\n{:?}", self.console());
         }
+    }
+
+    /// Whether the page is not yet there with all its scripts.
+    async fn is_loading(&mut self) -> bool {
+        let state = self
+            .try_evaluate("document.readyState !== 'complete'")
+            .await;
+        state.is_ok_and(|state| state["result"]["value"] == true)
     }
 
     /// Presses and releases keys, one after the other.
@@ -195,6 +251,61 @@ impl WebBrowser {
         let parameters = json!({"context": self.tab, "viewport": viewport});
         self.command("browsingContext.setViewport", parameters)
             .await;
+    }
+
+    /// Has pages shown as to a user who prefers this colour scheme. Chromium only: WebDriver BiDi has no word for it,
+    /// and chromedriver passes commands of Chromium's own protocol on.
+    pub async fn prefer(&mut self, scheme: ColourScheme) {
+        let feature = json!({"name": "prefers-color-scheme", "value": scheme.as_str()});
+        self.devtools("Emulation.setEmulatedMedia", json!({"features": [feature]}))
+            .await;
+    }
+
+    /// Carries out a command of Chromium's own protocol.
+    pub async fn devtools(&mut self, method: &str, parameters: Value) -> Value {
+        let tab = json!({"context": self.tab});
+        let session = self.command("goog:cdp.getSession", tab).await;
+        let command =
+            json!({"method": method, "params": parameters, "session": session["session"]});
+        let answer = self.command("goog:cdp.sendCommand", command).await;
+        answer["result"].clone()
+    }
+
+    /// Has timers of a minute or more on pages that are opened from now on end a thousand times as fast.
+    pub async fn hasten_minutes(&mut self) {
+        let script = "() => {
+            const timer = window.setTimeout;
+            window.setTimeout = (call, ms, ...more) => timer(call, ms >= 60_000 ? ms / 1000 : ms, ...more);
+        }";
+        let parameters = json!({"functionDeclaration": script, "contexts": [self.tab]});
+        self.command("script.addPreloadScript", parameters).await;
+    }
+
+    /// The visible part of the page as a PNG file.
+    pub async fn screenshot(&mut self) -> Vec<u8> {
+        let tab = json!({"context": self.tab, "origin": "viewport"});
+        let taken = self.command("browsingContext.captureScreenshot", tab).await;
+        let picture = taken["data"].as_str().expect("a picture");
+        STANDARD.decode(picture).expect("base64")
+    }
+
+    /// The whole page as a PNG file, as long as it is.
+    pub async fn screenshot_of_page(&mut self) -> Vec<u8> {
+        let tab = json!({"context": self.tab, "origin": "document"});
+        let taken = self.command("browsingContext.captureScreenshot", tab).await;
+        let picture = taken["data"].as_str().expect("a picture");
+        STANDARD.decode(picture).expect("base64")
+    }
+
+    /// Chooses a file in the field that a CSS selector names.
+    pub async fn choose_file(&mut self, selector: &str, file: &Path) {
+        let expression = format!("document.querySelector({selector:?})");
+        let target = json!({"context": self.tab});
+        let parameters = json!({"expression": expression, "target": target, "awaitPromise": false});
+        let found = self.command("script.evaluate", parameters).await;
+        let element = json!({"sharedId": found["result"]["sharedId"]});
+        let parameters = json!({"context": self.tab, "element": element, "files": [file]});
+        self.command("input.setFiles", parameters).await;
     }
 
     /// Loads an extension from its folder.
@@ -321,6 +432,8 @@ async fn chromium(home: &Path, variables: &[(&str, &Path)]) -> Option<(Child, St
         // Root has no sandbox, and containers none of what it needs. The pages are the test's own.
         "--no-sandbox".to_owned(),
         "--disable-gpu".to_owned(),
+        // As on phones: they take nothing of a page's width.
+        "--hide-scrollbars".to_owned(),
         // Folders for shared memory are small in containers.
         "--disable-dev-shm-usage".to_owned(),
         format!("--user-data-dir={}", profile.display()),

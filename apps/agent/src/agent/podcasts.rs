@@ -16,7 +16,8 @@
 //! anything is done for it, so an agent that is killed goes on where it was.
 
 mod apps;
-mod directory_search;
+pub(super) mod chapter_fetch;
+pub(super) mod directory_search;
 mod downloads;
 mod feed_fetch;
 mod gpodder_messages;

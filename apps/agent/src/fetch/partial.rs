@@ -377,6 +377,11 @@ impl PartialFile {
     }
 }
 
+/// The path of the part for `destination`.
+pub fn part_path(destination: &Path) -> PathBuf {
+    beside(destination, ".part")
+}
+
 /// The note that an earlier run left for `destination` of `url`; nothing is opened or changed.
 pub fn find_note(destination: &Path, url: &str) -> Option<PartialNote> {
     let note = read_note(&beside(destination, ".part.json")).note()?;

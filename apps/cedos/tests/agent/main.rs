@@ -11,6 +11,8 @@ mod podcast_kills;
 mod podcast_listener;
 mod podcast_search;
 mod podcast_sync;
+mod podcast_scene;
 mod podcasts;
+mod podcasts_browser;
 mod podcasts_page;
 mod queue;

@@ -1,15 +1,17 @@
 //! The agent's pages of podcasts over HTTP: hostile feeds, forms, positions, lists of subscriptions.
 
-use cedos_lab_rig::origin::{OriginReply, ReplyEnd, ScriptedOrigin, reply};
 use std::path::Path;
 
+use cedos_lab_rig::origin::{OriginReply, ReplyEnd, ScriptedOrigin, reply};
+use cedos_lab_rig::wait::until_async;
 use cedos_readycast::{
     ChannelId, DownloadOutcome, EpisodeId, EpisodeQuery, Library, RefreshOutcome,
 };
 use jiff::Timestamp;
 use sha2::{Digest, Sha256};
 
-use crate::page::PageHome;
+use crate::page::{PageAnswer, PageHome};
+use crate::podcast_scene::{EPISODE_S, PodcastScene, mp3};
 
 /// A title that is markup, closes an attribute, and turns the direction of what follows.
 const HOSTILE: &str = "<script>alert(1)</script>\"><img src=x onerror=alert(2)>\u{202e}cod.exe";
@@ -283,4 +285,109 @@ async fn forms_of_podcasts_do_what_they_say_and_only_the_pages_own_are_heard() {
         303
     );
     assert_eq!(link.get("/podcasts/channel/1").await.status, 409);
+}
+
+/// Bytes within a frame of silence, which are text to whoever reads answers as text.
+fn silent_range(frame: usize) -> String {
+    let from = 28 + 104 * frame + 10;
+    format!("bytes={from}-{}", from + 9)
+}
+
+#[tokio::test]
+async fn audio_of_a_download_is_served_as_far_as_it_has_come_and_the_rest_is_waited_for() {
+    let scene = PodcastScene::empty().await;
+    scene.subscribe("/news").await;
+    let states = ["downloading", "ready", "failed", "new", "new"];
+    let episodes = scene.until_states("1", &states).await;
+    let beginning = [("Range", "bytes=0-2")];
+    let late = silent_range(2000);
+    let end = [("Range", &*late)];
+    let until_begun = async |audio: &str| {
+        until_async("its beginning", async || {
+            let page = scene.link.get_with(audio, &beginning).await;
+            (page.status == 206).then_some(page)
+        })
+        .await
+    };
+
+    // Whoever takes the episode back ends what a player waits for.
+    let path = format!("/podcasts/episode/{}", episodes[0]);
+    let audio = format!("{path}/audio");
+    let page = until_begun(&audio).await;
+    let range = format!("content-range: bytes 0-2/{}\r\n", mp3(EPISODE_S).len());
+    assert!(page.text.contains(&range), "{}", page.text);
+    assert!(page.text.ends_with("\r\n\r\nID3"), "{}", page.text);
+    let waiting = scene.link.get_with(&audio, &end);
+    let taken_back = async {
+        // The player's request is there before its end is asked for.
+        scene.link.get_with(&audio, &beginning).await;
+        scene.link.post(&path, "do=not-wanted").await
+    };
+    let (cut, done) = tokio::join!(waiting, taken_back);
+    assert_eq!(done.status, 303, "{}", done.text);
+    assert!(!cut.text.ends_with(&"\0".repeat(10)), "{}", cut.text);
+
+    let path = format!("/podcasts/episode/{}", episodes[4]);
+    let audio = format!("{path}/audio");
+    assert_eq!(scene.link.get(&audio).await.status, 409);
+    assert_eq!(scene.link.post(&path, "do=play").await.status, 303);
+    until_begun(&audio).await;
+    let opened = async {
+        scene.link.get_with(&audio, &beginning).await;
+        scene.open();
+    };
+    let (rest, ()) = tokio::join!(scene.link.get_with(&audio, &end), opened);
+    assert_eq!(rest.status, 206, "{}", rest.text);
+    let silence = format!("\r\n\r\n{}", "\0".repeat(10));
+    assert!(rest.text.ends_with(&silence), "{}", rest.text);
+}
+
+#[tokio::test]
+async fn chapters_on_a_local_network_that_the_feed_is_not_in_are_not_asked_for() {
+    let inside = ScriptedOrigin::start_at("127.0.0.2", |_| {
+        OriginReply(reply("200 OK", &[], b"{\"chapters\": []}"), ReplyEnd::Close)
+    })
+    .await;
+    let secret = inside.url("/chapters.json");
+    let origin = ScriptedOrigin::start(move |asked| {
+        let own = format!("http://{}", asked.header("host").unwrap_or_default());
+        let body = match &*asked.path {
+            "/feed" => {
+                let items = [("1", &*secret), ("2", &*format!("{own}/chapters.json"))];
+                let items = items.map(|(guid, chapters)| {
+                    format!(
+                        "<item><title>Episode {guid}</title><guid>{guid}</guid>\
+                         <podcast:chapters url=\"{chapters}\" type=\"application/json\"/>\
+                         <enclosure url=\"{own}/{guid}.mp3\" length=\"9\" type=\"audio/mpeg\"/></item>"
+                    )
+                });
+                format!(
+                    "<?xml version=\"1.0\"?><rss version=\"2.0\" \
+                     xmlns:podcast=\"https://podcastindex.org/namespace/1.0\"><channel>\
+                     <title>Chapters</title>{}</channel></rss>",
+                    items.concat()
+                )
+            }
+            "/chapters.json" => "{\"chapters\": [{\"startTime\": 1, \"title\": \"Own\"}]}".to_owned(),
+            _ => "123456789".to_owned(),
+        };
+        let length = body.len().to_string();
+        let fields = [("Content-Length", &*length), ("ETag", "\"1\"")];
+        OriginReply(reply("200 OK", &fields, body.as_bytes()), ReplyEnd::Close)
+    })
+    .await;
+    let home = PageHome::new().await;
+    let link = home.link(&[]).await;
+    let added = home.run(&["cast", "add", &origin.url("/feed")]).await;
+    assert_eq!(added.code, 0, "{}", added.errors);
+    // Both pages are opened until one has its chapters: the other is refused without a request.
+    until_async("chapters of the feed's own host", async || {
+        let first = link.get("/podcasts/episode/1").await;
+        assert_eq!(first.status, 200, "{}", first.text);
+        let second = link.get("/podcasts/episode/2").await;
+        let has_chapters = |page: &PageAnswer| page.text.contains("data-start=\"1\"");
+        (has_chapters(&first) || has_chapters(&second)).then_some(())
+    })
+    .await;
+    assert!(inside.requests().is_empty());
 }

@@ -4,6 +4,7 @@
 //!  /podcasts ─┬─ channel/ID      episodes, rule                 channels
 //!             ├─ episode/ID      notes, player, deadline        episode_page
 //!             │   ├─ audio       the file, by ranges            audio
+//!             │   │              while it is downloaded         growing_file
 //!             │   └─ position    where the player is            episode_page
 //!             ├─ queue           deadlines in their order       queue_page
 //!             ├─ search          titles; subscribing            channels
@@ -18,6 +19,7 @@ mod channels;
 mod chapters;
 mod episode_page;
 mod episode_row;
+mod growing_file;
 mod library_access;
 mod queue_page;
 mod subscription_list;
@@ -34,11 +36,16 @@ pub(super) fn routes() -> Router<PageContext> {
     let import = post(subscription_list::import).layer(DefaultBodyLimit::max(FEED_BYTES_MAX));
     Router::new()
         .route("/podcasts", get(channels::library))
+        .route("/podcasts/updates", get(channels::library_updates))
         .route("/podcasts/subscribe", post(channels::subscribe))
         .route("/podcasts/search", get(channels::search))
         .route(
             "/podcasts/channel/{id}",
             get(channels::channel).post(channels::change),
+        )
+        .route(
+            "/podcasts/channel/{id}/updates",
+            get(channels::channel_updates),
         )
         .route(
             "/podcasts/episode/{id}",

@@ -85,7 +85,15 @@ impl Agent {
                 continue;
             };
             match transfer["standing"].as_str() {
-                Some("done") => self.finish(&download, job, &transfer, true).await?,
+                Some("done") => {
+                    self.finish(&download, job, &transfer, true).await?;
+                    // Chapters are to be here without a network, too.
+                    let id = download.episode;
+                    let found = self.podcasts.with(move |library| library.episode(id));
+                    if let Some(episode) = found.await? {
+                        self.listed_chapters(&episode);
+                    }
+                }
                 Some("failed" | "cancelled") => {
                     self.finish(&download, job, &transfer, false).await?;
                 }

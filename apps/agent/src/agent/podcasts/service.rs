@@ -7,6 +7,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use cedos_readycast::{ChannelId, Library, LibraryError};
 use jiff::Timestamp;
 use tokio::sync::{Notify, Semaphore};
+use tokio::time::Instant;
+use url::Url;
 
 use super::apps::open_port::AppPort;
 use super::refresh_queue::HostPermits;
@@ -51,6 +53,8 @@ pub(in super::super) struct PodcastService {
     pub(super) syncing: tokio::sync::Mutex<()>,
     /// Makes the task of exchanges look at the account.
     pub(super) sync_changed: Notify,
+    /// Files of chapters that were asked for a short while ago.
+    pub(super) chapters_asked: Mutex<BTreeMap<Url, Instant>>,
 }
 
 impl Default for PodcastService {
@@ -69,6 +73,7 @@ impl Default for PodcastService {
             apps: AppPort::default(),
             syncing: tokio::sync::Mutex::default(),
             sync_changed: Notify::new(),
+            chapters_asked: Mutex::default(),
         }
     }
 }

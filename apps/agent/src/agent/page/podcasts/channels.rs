@@ -15,7 +15,9 @@ use jiff::Zoned;
 use serde::Deserialize;
 use url::Url;
 
+use super::super::super::podcasts::directory_search::FoundPodcast;
 use super::super::frame::{self, PageContext, PageFact, PageFrame};
+use super::super::live;
 use super::episode_row::EpisodeRow;
 use super::library_access::frame_of;
 use crate::fetch::deadline_text::{describe_deadline, describe_time};
@@ -45,6 +47,13 @@ struct ChannelTile {
 #[template(path = "podcasts_library.html")]
 struct PodcastLibraryPage {
     frame: PageFrame,
+    live: PodcastLibraryLive,
+}
+
+#[derive(Template)]
+#[template(path = "podcasts_library_live.html")]
+struct PodcastLibraryLive {
+    base: Arc<str>,
     channels: Vec<ChannelTile>,
 }
 
@@ -53,14 +62,23 @@ struct PodcastLibraryPage {
 struct ChannelPage {
     frame: PageFrame,
     base: Arc<str>,
-    channel: ChannelTile,
     description: String,
     site: Option<Url>,
     facts: Vec<PageFact>,
+    rule: RuleView,
+    /// Where the episodes that are shown begin.
+    from: u32,
+    live: ChannelLive,
+}
+
+#[derive(Template)]
+#[template(path = "podcasts_channel_live.html")]
+struct ChannelLive {
+    base: Arc<str>,
+    channel: ChannelTile,
     episodes: Vec<EpisodeRow>,
     newer: Option<u32>,
     older: Option<u32>,
-    rule: RuleView,
 }
 
 /// The values in the form of a rule.
@@ -85,6 +103,24 @@ struct PodcastSearchPage {
     words: String,
     channels: Vec<ChannelTile>,
     episodes: Vec<EpisodeRow>,
+    directory: Option<DirectoryResults>,
+}
+
+/// What a directory knows.
+struct DirectoryResults {
+    found: Vec<FoundRow>,
+    problem: Option<String>,
+}
+
+/// A podcast that a directory knows.
+struct FoundRow {
+    title: String,
+    author: String,
+    /// Episodes, as the directory counts them, and the host of the feed.
+    figures: String,
+    url: Url,
+    /// Number of the channel, if a person is subscribed to it.
+    channel: Option<i64>,
 }
 
 /// The form that subscribes.
@@ -98,6 +134,15 @@ pub(super) struct SubscribeForm {
 pub(super) struct SearchForm {
     #[serde(default)]
     words: String,
+    /// Where to search besides the library.
+    #[serde(default, rename = "in")]
+    further: Option<FurtherSearch>,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum FurtherSearch {
+    Directory,
 }
 
 /// Which episodes of a channel are shown.
@@ -222,22 +267,39 @@ fn missing(id: ChannelId) -> TransferFailure {
     TransferFailure::error(format!("There is no channel with the number {id}."))
 }
 
+impl PodcastLibraryLive {
+    async fn of(context: &PageContext) -> Result<PodcastLibraryLive, TransferFailure> {
+        let channels = context.read_podcasts(|library| library.channels()).await?;
+        let now = Zoned::now();
+        let tiles = channels
+            .iter()
+            .map(|channel| ChannelTile::of(channel, &now));
+        Ok(PodcastLibraryLive {
+            base: context.base.clone(),
+            channels: tiles.collect(),
+        })
+    }
+}
+
 /// Shows all channels.
 pub(super) async fn library(State(context): State<PageContext>) -> Response {
-    let channels = context.read_podcasts(|library| library.channels()).await;
-    match channels {
-        Ok(channels) => {
-            let now = Zoned::now();
-            let tiles = channels
-                .iter()
-                .map(|channel| ChannelTile::of(channel, &now));
-            frame::html(&PodcastLibraryPage {
-                frame: frame_of(&context),
-                channels: tiles.collect(),
-            })
-        }
+    match PodcastLibraryLive::of(&context).await {
+        Ok(live) => frame::html(&PodcastLibraryPage {
+            frame: frame_of(&context),
+            live,
+        }),
         Err(failure) => frame::problem(&context, &failure),
     }
+}
+
+/// Sends the channels when they change.
+pub(super) async fn library_updates(State(context): State<PageContext>) -> Response {
+    let view = context.clone();
+    let look = move || {
+        let view = view.clone();
+        async move { PodcastLibraryLive::of(&view).await.ok() }
+    };
+    live::updates(&context, look).into_response()
 }
 
 /// Subscribes to the feed at an address.
@@ -274,13 +336,12 @@ fn facts_of(channel: &Channel, now: &Zoned) -> Vec<PageFact> {
     facts
 }
 
-/// Shows a channel with its rule and a page of its episodes.
-pub(super) async fn channel(
-    State(context): State<PageContext>,
-    Path(id): Path<i64>,
-    Query(EpisodesFrom { from }): Query<EpisodesFrom>,
-) -> Response {
-    let id = ChannelId(id);
+/// A channel, and what changes of its page.
+async fn find(
+    context: &PageContext,
+    id: ChannelId,
+    from: u32,
+) -> Result<(Channel, ChannelLive), TransferFailure> {
     let found = context.read_podcasts(move |library| {
         let query = EpisodeQuery {
             channel: Some(id),
@@ -290,29 +351,62 @@ pub(super) async fn channel(
         };
         Ok((library.channel(id)?, library.episodes(&query)?))
     });
-    let (channel, mut episodes) = match found.await {
-        Ok((Some(channel), episodes)) => (channel, episodes),
-        Ok((None, _)) => return frame::problem(&context, &missing(id)),
-        Err(failure) => return frame::problem(&context, &failure),
-    };
+    let (channel, mut episodes) = found.await?;
+    let channel = channel.ok_or_else(|| missing(id))?;
     let has_older = episodes.len() > EPISODES_PER_PAGE as usize;
     episodes.truncate(EPISODES_PER_PAGE as usize);
     let now = Zoned::now();
-    frame::html(&ChannelPage {
-        frame: frame_of(&context),
+    let live = ChannelLive {
         base: context.base.clone(),
-        facts: facts_of(&channel, &now),
-        rule: RuleView::of(&channel.summary.rule),
         channel: ChannelTile::of(&channel.summary, &now),
-        description: plain(&channel.description),
-        site: channel.site,
         episodes: episodes
             .iter()
             .map(|episode| EpisodeRow::of(episode, &now))
             .collect(),
         newer: (from > 0).then(|| from.saturating_sub(EPISODES_PER_PAGE)),
         older: has_older.then(|| from.saturating_add(EPISODES_PER_PAGE)),
-    })
+    };
+    Ok((channel, live))
+}
+
+/// Shows a channel with its rule and a page of its episodes.
+pub(super) async fn channel(
+    State(context): State<PageContext>,
+    Path(id): Path<i64>,
+    Query(EpisodesFrom { from }): Query<EpisodesFrom>,
+) -> Response {
+    match find(&context, ChannelId(id), from).await {
+        Ok((channel, live)) => frame::html(&ChannelPage {
+            frame: frame_of(&context),
+            base: context.base.clone(),
+            facts: facts_of(&channel, &Zoned::now()),
+            rule: RuleView::of(&channel.summary.rule),
+            description: plain(&channel.description),
+            site: channel.site,
+            from,
+            live,
+        }),
+        Err(failure) => frame::problem(&context, &failure),
+    }
+}
+
+/// Sends the episodes of a channel when they change.
+pub(super) async fn channel_updates(
+    State(context): State<PageContext>,
+    Path(id): Path<i64>,
+    Query(EpisodesFrom { from }): Query<EpisodesFrom>,
+) -> Response {
+    let id = ChannelId(id);
+    // An event stream that ends at once would be asked for again and again.
+    if let Err(failure) = find(&context, id, from).await {
+        return frame::problem(&context, &failure);
+    }
+    let view = context.clone();
+    let look = move || {
+        let view = view.clone();
+        async move { Some(find(&view, id, from).await.ok()?.1) }
+    };
+    live::updates(&context, look).into_response()
 }
 
 /// Changes the rule of a channel, or ends the subscription.
@@ -344,11 +438,54 @@ pub(super) async fn change(
     }
 }
 
-/// Shows channels and episodes whose titles have the words.
+impl FoundRow {
+    fn of(podcast: FoundPodcast, channels: &[ChannelSummary]) -> FoundRow {
+        let episodes = podcast.episodes.map(|number| format!("{number} episodes"));
+        let host = podcast.url.host_str().map(str::to_owned);
+        let figures: Vec<String> = episodes.into_iter().chain(host).collect();
+        let known = channels.iter().find(|channel| channel.url == podcast.url);
+        FoundRow {
+            title: plain(&podcast.title),
+            author: plain(&podcast.author),
+            figures: figures.join(", "),
+            channel: known.map(|channel| channel.id.0),
+            url: podcast.url,
+        }
+    }
+}
+
+impl DirectoryResults {
+    async fn of(context: &PageContext, words: &str) -> Result<DirectoryResults, TransferFailure> {
+        let channels = context.read_podcasts(|library| library.channels()).await?;
+        Ok(match context.agent.search_podcasts(words).await {
+            Ok(found) => DirectoryResults {
+                found: (found.into_iter())
+                    .map(|podcast| FoundRow::of(podcast, &channels))
+                    .collect(),
+                problem: None,
+            },
+            Err(failure) => DirectoryResults {
+                found: Vec::new(),
+                problem: Some(plain(&failure.text)),
+            },
+        })
+    }
+}
+
+/// Shows channels and episodes whose titles have the words, and podcasts of the directory if it is to be asked.
 pub(super) async fn search(
     State(context): State<PageContext>,
-    Query(SearchForm { words }): Query<SearchForm>,
+    Query(SearchForm { words, further }): Query<SearchForm>,
 ) -> Response {
+    let directory = match further {
+        Some(FurtherSearch::Directory) if !words.trim().is_empty() => {
+            match DirectoryResults::of(&context, words.trim()).await {
+                Ok(results) => Some(results),
+                Err(failure) => return frame::problem(&context, &failure),
+            }
+        }
+        _ => None,
+    };
     let wanted = words.clone();
     let found = context.read_podcasts(move |library| {
         if wanted.trim().is_empty() {
@@ -376,6 +513,7 @@ pub(super) async fn search(
                     .iter()
                     .map(|episode| EpisodeRow::of(episode, &now))
                     .collect(),
+                directory,
             })
         }
         Err(failure) => frame::problem(&context, &failure),

@@ -1,15 +1,31 @@
-//! Chapters of an episode, as its notes list them: lines that begin with a time.
+//! Chapters of an episode: those that its feed names, else lines of its notes that begin with a time.
 
-/// Chapters that are shown of one episode.
-const CHAPTERS_MAX: usize = 200; // a guess
+use url::Url;
 
-/// A part of an episode.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct EpisodeChapter {
-    pub(super) start_s: u32,
-    /// The start as the notes write it.
+use super::super::super::podcasts::chapter_fetch::{CHAPTERS_MAX, EpisodeChapter};
+use super::episode_row::clock;
+
+/// A chapter, ready to be shown.
+#[derive(Debug, PartialEq)]
+pub(super) struct ChapterRow {
+    pub(super) start_s: f64,
+    /// The start as players show it.
     pub(super) clock: String,
     pub(super) title: String,
+    /// A page about it.
+    pub(super) link: Option<Url>,
+}
+
+impl ChapterRow {
+    /// The row of a chapter.
+    pub(super) fn of(chapter: EpisodeChapter) -> ChapterRow {
+        ChapterRow {
+            start_s: chapter.start_s,
+            clock: clock(chapter.start_s as u64),
+            title: chapter.title,
+            link: chapter.link,
+        }
+    }
 }
 
 /// The lines of sanitised notes, as text.
@@ -51,13 +67,13 @@ fn seconds(clock: &str) -> Option<u32> {
 }
 
 /// The chapters that sanitised notes list; none if there are fewer than two, or if their times do not rise.
-pub(super) fn chapters_of(notes: &str) -> Vec<EpisodeChapter> {
-    let mut chapters: Vec<EpisodeChapter> = Vec::new();
+pub(super) fn chapters_of(notes: &str) -> Vec<ChapterRow> {
+    let mut chapters: Vec<ChapterRow> = Vec::new();
     for line in lines(notes) {
         let line = line.trim_start_matches(['(', '[']);
         let end = line.find(|c: char| !c.is_ascii_digit() && c != ':');
-        let (clock, title) = line.split_at(end.unwrap_or(line.len()));
-        let Some(start_s) = seconds(clock) else {
+        let (time, title) = line.split_at(end.unwrap_or(line.len()));
+        let Some(start_s) = seconds(time).map(f64::from) else {
             continue;
         };
         let title = title.trim_start_matches([')', ']', ' ', '-', '–', '—', ':', '|']);
@@ -67,10 +83,11 @@ pub(super) fn chapters_of(notes: &str) -> Vec<EpisodeChapter> {
         if chapters.last().is_some_and(|last| last.start_s >= start_s) {
             return Vec::new();
         }
-        chapters.push(EpisodeChapter {
+        chapters.push(ChapterRow {
             start_s,
-            clock: clock.to_owned(),
+            clock: time.to_owned(),
             title: title.to_owned(),
+            link: None,
         });
         if chapters.len() == CHAPTERS_MAX {
             break;
@@ -97,7 +114,11 @@ mod tests {
             .collect();
         assert_eq!(
             found,
-            [(0, "Opening"), (754, "Guests & friends"), (3723, "End")]
+            [
+                (0.0, "Opening"),
+                (754.0, "Guests & friends"),
+                (3723.0, "End")
+            ]
         );
     }
 

@@ -15,7 +15,8 @@ use url::Url;
 use super::super::frame::{self, PageContext, PageFrame};
 use super::super::live;
 use super::super::transfer_card::TransferCard;
-use super::chapters::{EpisodeChapter, chapters_of};
+use super::audio::playable_download;
+use super::chapters::{ChapterRow, chapters_of};
 use super::episode_row::{EpisodeRow, clock};
 use super::library_access::frame_of;
 use crate::fetch::deadline_text::{describe_deadline, parse_deadline};
@@ -32,7 +33,6 @@ struct EpisodePage {
     live: EpisodeLive,
     notes: String,
     link: Option<Url>,
-    chapters: Vec<EpisodeChapter>,
     position_ms: u64,
     position: String,
 }
@@ -43,10 +43,49 @@ struct EpisodeLive {
     base: Arc<str>,
     episode: EpisodeRow,
     is_ready: bool,
+    /// How much of the episode a player can have.
+    playable: PlayablePart,
     is_wanted: bool,
     played: bool,
     asked: Option<String>,
     transfer: Option<TransferCard>,
+    chapters: Vec<ChapterRow>,
+}
+
+/// How much of an episode a player can have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PlayablePart {
+    Nothing,
+    /// What its download has brought, and the rest as it comes.
+    Beginning,
+    Whole,
+}
+
+impl PlayablePart {
+    fn of(context: &PageContext, episode: &Episode) -> PlayablePart {
+        match &episode.file {
+            Some(_) => PlayablePart::Whole,
+            None if playable_download(&context.agent, episode).is_some() => PlayablePart::Beginning,
+            None => PlayablePart::Nothing,
+        }
+    }
+
+    /// The word for the page's script.
+    fn as_str(self) -> &'static str {
+        match self {
+            PlayablePart::Nothing => "nothing",
+            PlayablePart::Beginning => "beginning",
+            PlayablePart::Whole => "whole",
+        }
+    }
+
+    fn is_beginning(self) -> bool {
+        self == PlayablePart::Beginning
+    }
+
+    fn is_any(self) -> bool {
+        self != PlayablePart::Nothing
+    }
 }
 
 /// The form of an episode's buttons.
@@ -61,6 +100,7 @@ pub(super) struct EpisodeForm {
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum EpisodeAction {
+    Play,
     Download,
     NotWanted,
     Played,
@@ -93,11 +133,18 @@ impl EpisodeLive {
         let transfer = transfer.and_then(|job| context.agent.show(job).ok());
         let own = episode.own_deadline.as_ref();
         let asked = own.filter(|_| summary.state != EpisodeState::Ready);
+        let listed = context.agent.listed_chapters(episode);
+        let chapters = match listed.is_empty() {
+            true => chapters_of(&episode.notes),
+            false => listed.into_iter().map(ChapterRow::of).collect(),
+        };
         EpisodeLive {
             base: context.base.clone(),
             is_ready: episode.file.is_some(),
+            playable: PlayablePart::of(context, episode),
             is_wanted: is_wanted || own.is_some(),
             played: summary.played,
+            chapters,
             asked: asked.map(|asked| match asked.by {
                 Some(at) => format!("Wanted by {}.", describe_deadline(at, &now)),
                 None => "Wanted, without a deadline.".to_owned(),
@@ -115,7 +162,6 @@ pub(super) async fn page(State(context): State<PageContext>, Path(id): Path<i64>
             frame: frame_of(&context),
             base: context.base.clone(),
             live: EpisodeLive::of(&context, &episode),
-            chapters: chapters_of(&episode.notes),
             position_ms: episode.summary.position_ms,
             position: clock(episode.summary.position_ms / 1000),
             notes: episode.notes,
@@ -151,6 +197,9 @@ pub(super) async fn act(
     let id = EpisodeId(id);
     let done = async {
         match form.action {
+            EpisodeAction::Play => {
+                context.agent.ask_for_episode(id, None, None).await?;
+            }
             EpisodeAction::Download => {
                 let by = own_deadline(&form.by)?;
                 context.agent.ask_for_episode(id, by, None).await?;

@@ -31,6 +31,15 @@ pub(super) fn clock(seconds: u64) -> String {
     }
 }
 
+/// Why an episode is not here, in the page's words.
+pub(super) fn problem_text(episode: &EpisodeSummary) -> Option<String> {
+    let text = escape_controls(episode.problem.as_deref()?);
+    let text = text.replace("`cedos cast download`", "“Download”");
+    let mut letters = text.chars();
+    let first = letters.next()?;
+    Some(first.to_uppercase().chain(letters).collect())
+}
+
 fn state_of(episode: &EpisodeSummary) -> (&'static str, String) {
     let at = clock(episode.position_ms / 1000);
     match episode.state {
@@ -67,7 +76,7 @@ impl EpisodeRow {
             state,
             state_text,
             deadline: deadline.map(|at| format!("By {}", describe_deadline(at, now))),
-            problem: episode.problem.as_deref().map(text),
+            problem: problem_text(episode),
         }
     }
 }

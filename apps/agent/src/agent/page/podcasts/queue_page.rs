@@ -13,6 +13,7 @@ use jiff::{Timestamp, Zoned};
 use super::super::frame::{self, PageContext, PageFrame};
 use super::super::live;
 use super::super::transfer_card::TransferCard;
+use super::episode_row::problem_text;
 use super::library_access::frame_of;
 use crate::fetch::deadline_text::describe_deadline;
 use crate::fetch::outcome::TransferFailure;
@@ -62,7 +63,7 @@ impl QueueEntry {
             title: escape_controls(&episode.title).into_owned(),
             channel_title: escape_controls(&episode.channel_title).into_owned(),
             transfer: transfer.map(|transfer| TransferCard::of(&transfer, now)),
-            note: (episode.problem.as_deref()).map(|text| escape_controls(text).into_owned()),
+            note: problem_text(episode),
         }
     }
 
