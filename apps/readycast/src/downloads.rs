@@ -25,14 +25,12 @@ use crate::episodes::found;
 use crate::library::{Library, LibraryError, json, optional_time, seconds, time, url};
 use crate::refresh::refused_enclosure;
 use crate::rule::{ChannelRule, DownloadSchedule};
+use crate::transfer_log::{TransferRecord, WHEN_FREE_POLICY};
 
 /// Time until a failed download is tried again; it doubles with each failure, up to a day.
 pub const DOWNLOAD_RETRY: Duration = Duration::from_secs(10 * 60);
 
 const DAY: Duration = Duration::from_secs(24 * 3_600);
-
-/// Policy of downloads that are wanted whenever a network is free.
-const WHEN_FREE_POLICY: &str = "free-only";
 
 /// A download that is to begin.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -81,7 +79,7 @@ pub struct DownloadPlan {
 }
 
 /// A download that an agent has, or had when it ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ActiveDownload {
     /// Number of the episode.
     pub episode: EpisodeId,
@@ -91,6 +89,8 @@ pub struct ActiveDownload {
     pub file: PathBuf,
     /// When it is to be whole.
     pub deadline: Option<Timestamp>,
+    /// What the log will keep of it, as far as it is stored.
+    pub record: TransferRecord,
 }
 
 /// How a download ended.
@@ -160,7 +160,8 @@ impl Library {
         deadline: Option<Timestamp>,
     ) -> Result<(), LibraryError> {
         let changed = self.lock().execute(
-            "UPDATE episodes SET state = ?2, job = NULL, file = ?3, deadline = ?4, problem = NULL
+            "UPDATE episodes SET state = ?2, job = NULL, file = ?3, deadline = ?4, problem = NULL,
+             transfer_record = CASE WHEN state = ?2 THEN transfer_record END
              WHERE id = ?1",
             params![
                 episode.0,
@@ -239,7 +240,7 @@ impl Library {
     pub fn active_downloads(&self) -> Result<Vec<ActiveDownload>, LibraryError> {
         let connection = self.lock();
         let mut query = connection.prepare_cached(
-            "SELECT id, job, file, deadline FROM episodes WHERE state = ?1
+            "SELECT id, job, file, deadline, transfer_record FROM episodes WHERE state = ?1
              ORDER BY ifnull(deadline, 9e18), published, id",
         )?;
         let rows = query.query_map([EpisodeState::Downloading.number()], |row| {
@@ -249,6 +250,7 @@ impl Library {
                 job: row.get::<_, Option<i64>>("job")?.map(|job| job as u64),
                 file: PathBuf::from(file.unwrap_or_default()),
                 deadline: optional_time(row, "deadline")?,
+                record: json(row, "transfer_record")?,
             })
         })?;
         Ok(rows.collect::<Result<_, _>>()?)

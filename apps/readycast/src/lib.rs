@@ -18,6 +18,7 @@ mod opml;
 mod parsed_feed;
 mod refresh;
 mod rule;
+mod study;
 mod subscriptions;
 mod transfer_log;
 
@@ -40,4 +41,12 @@ pub use refresh::{
     RefreshRequest,
 };
 pub use rule::{ChannelRule, DownloadSchedule, KEEP_LATEST_DEFAULT, KeepRule, WeekdaySet};
-pub use transfer_log::{TRANSFER_LOG_ENTRIES_MAX, TransferLogEntry};
+pub use study::{
+    DELAY_CLASSES, DelayClassSummary, DelayProposal, PROPOSAL_MET_SHARE, PROPOSAL_PLAYS_MAX,
+    PROPOSAL_PLAYS_MIN, StudySummary, propose_delay,
+};
+pub use transfer_log::{
+    AcceptedDelay, CarriedBytes, LoggedLoss, LoggedNetwork, LoggedSwitch, SWITCHES_MAX,
+    TRANSFER_LOG_ENTRIES_MAX, TransferLabels, TransferLogEntry, TransferLogPage, TransferRecord,
+    anonymous_log,
+};

@@ -6,7 +6,7 @@
 //!  ├─ refresh        which feeds are due, and what a refresh brought
 //!  ├─ episodes       lists, positions
 //!  ├─ downloads      which episodes are wanted, and how their downloads went
-//!  └─ transfer_log   what each download cost and when it was whole
+//!  └─ transfer_log   what each download cost, when it was whole, and when it was played
 //! ```
 //!
 //! Each call is one transaction: what returned without an error survives a killed process and a power cut.
@@ -30,7 +30,7 @@ const FILE_NAME: &str = "library.sqlite";
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The steps from an empty database to today's schema. A step that was released never changes.
-const MIGRATIONS: [&str; 1] = [include_str!("schema_1.sql")];
+const MIGRATIONS: [&str; 2] = [include_str!("schema_1.sql"), include_str!("schema_4.sql")];
 
 /// Why the library cannot do what it was asked for.
 #[derive(Debug, thiserror::Error)]

@@ -20,6 +20,7 @@ pub(super) mod podcast_request;
 mod refreshes;
 pub(super) mod requests;
 pub(super) mod service;
+mod transfer_record;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -74,12 +75,15 @@ impl PodcastService {
                     () = service.wake.notified() => break,
                     () = &mut looked_at => break,
                     changed = links.changed() => match changed {
-                        Ok(()) => break,
+                        Ok(()) => {
+                            agent.note_lost_networks().await;
+                            break;
+                        }
                         Err(_) => return,
                     },
                     Some(_) = refreshes.join_next() => break,
                     event = events.recv() => match event {
-                        Ok((id, event)) => if service.note_event(id, &event) { break },
+                        Ok((id, event)) => if agent.note_download_event(id, &event).await { break },
                         Err(RecvError::Lagged(_)) => break,
                         Err(RecvError::Closed) => return,
                     },
