@@ -6,5 +6,6 @@ mod networks;
 mod on_demand;
 mod page;
 mod podcasts;
+mod podcasts_log;
 mod podcasts_page;
 mod queue;

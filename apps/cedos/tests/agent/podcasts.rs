@@ -11,23 +11,23 @@ use cedos_lab_rig::origin::{
 use cedos_lab_rig::program::{AgentProcess, CedosRun, cedos, ended};
 use serde_json::Value;
 
-const BYTES: usize = 300_000;
-const TAG: &str = "\"v1\"";
+pub(crate) const BYTES: usize = 300_000;
+pub(crate) const TAG: &str = "\"v1\"";
 
 /// A user's machine with an agent.
-struct Listener {
+pub(crate) struct Listener {
     folder: tempfile::TempDir,
     agent: Option<AgentProcess>,
 }
 
 impl Listener {
-    async fn new() -> Listener {
+    pub(crate) async fn new() -> Listener {
         let folder = tempfile::tempdir().expect("a directory");
         let agent = Some(AgentProcess::start(folder.path()).await);
         Listener { folder, agent }
     }
 
-    fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.folder.path()
     }
 
@@ -37,7 +37,7 @@ impl Listener {
         self.agent = Some(AgentProcess::start(self.path()).await);
     }
 
-    async fn run(&self, arguments: &[&str]) -> CedosRun {
+    pub(crate) async fn run(&self, arguments: &[&str]) -> CedosRun {
         let mut command = cedos(self.path(), arguments);
         command.env("CEDOS_AGENT", self.path().join("agent.sock"));
         // Without a player, `play` prints what it would play.
@@ -48,7 +48,7 @@ impl Listener {
     }
 
     /// The answer of a verb of `cedos cast`.
-    async fn cast(&self, arguments: &[&str]) -> Value {
+    pub(crate) async fn cast(&self, arguments: &[&str]) -> Value {
         let run = self
             .run(&[&["cast"], arguments, &["--json"]].concat())
             .await;
@@ -57,7 +57,7 @@ impl Listener {
     }
 
     /// The channel's answer once its episodes are as wanted.
-    async fn until(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+    pub(crate) async fn until(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
         let mut last = Value::Null;
         let looking = async {
             loop {
@@ -100,7 +100,7 @@ fn feed(origin: &str, paths: &[&str]) -> String {
     )
 }
 
-fn feed_reply(asked: &OriginRequest, paths: &[&str]) -> OriginReply {
+pub(crate) fn feed_reply(asked: &OriginRequest, paths: &[&str]) -> OriginReply {
     let origin = format!("http://{}", asked.header("host").unwrap_or_default());
     let body = feed(&origin, paths);
     let length = body.len().to_string();
@@ -118,11 +118,11 @@ fn empty(status: &str, headers: &[(&str, &str)]) -> OriginReply {
 }
 
 /// The bytes of the episode at a path such as `/b.mp3`.
-fn episode_bytes(path: &str) -> Vec<u8> {
+pub(crate) fn episode_bytes(path: &str) -> Vec<u8> {
     object(BYTES, u32::from(path.as_bytes()[1]))
 }
 
-fn states(channel: &Value) -> Vec<&str> {
+pub(crate) fn states(channel: &Value) -> Vec<&str> {
     let episodes = channel["episodes"].as_array().expect("a list");
     episodes
         .iter()
