@@ -553,7 +553,7 @@ mod tests {
         };
         let log = anonymous_log(&[later, interrupted()]);
         let text = to_json(&log);
-        for secret in ["ecret", "Home", "Work", "45005", "20", "\"episode\":7"] {
+        for secret in ["ecret", "Home", "Work", "45005", "2030", "\"episode\":7"] {
             assert!(!text.contains(secret), "{secret}: {text}");
         }
         assert_eq!(log[1].started_at, Timestamp::UNIX_EPOCH);
