@@ -39,7 +39,7 @@ pub struct DelayClassSummary {
     pub downloads: u64,
     /// Bytes that networks carried.
     pub carried_bytes: u64,
-    /// Share of them that Wi-Fi carried; none without bytes.
+    /// Share of the bytes that Wi-Fi carried; none without bytes.
     pub wifi_share: Option<f64>,
     /// Share of the downloads with a deadline that were whole by it; none if none had one.
     pub in_time_share: Option<f64>,
@@ -66,7 +66,7 @@ pub struct StudySummary {
     pub metered_share: Option<f64>,
     /// Downloads with a deadline, whole or not, those that a person cancelled not counted before it.
     pub with_deadline: u64,
-    /// Share of these that were whole by then.
+    /// Share of the downloads with a deadline that were whole by it.
     pub in_time_share: Option<f64>,
     /// Bytes that a client fetches again which begins at the first byte whenever it loses its network.
     pub restart_bytes: u64,
@@ -74,17 +74,17 @@ pub struct StudySummary {
     pub wasted_bytes: u64,
     /// Bytes that were saved against such a client.
     pub saved_bytes: u64,
-    /// The same as a share of the bytes of the files.
+    /// Saved bytes as a share of the bytes of the files.
     pub saved_share: Option<f64>,
     /// Share of the downloads that changed networks.
     pub switching_share: Option<f64>,
-    /// Switches of each of these.
+    /// Mean number of switches of a download that changed networks.
     pub switches_each: Option<f64>,
     /// Downloads that were played.
     pub played: u64,
-    /// Share of these that were whole when they were first played.
+    /// Share of the played downloads that were whole when they were first played.
     pub ready_when_played_share: Option<f64>,
-    /// The same by the delay that was allowed.
+    /// Downloads by the delay that was allowed.
     pub by_delay: Vec<DelayClassSummary>,
 }
 
@@ -235,13 +235,13 @@ pub struct DelayProposal {
     pub schedule: String,
     /// Plays that it is learnt from.
     pub plays: usize,
-    /// How many of them it would have been in time for.
+    /// Plays for which the rule would have been in time.
     pub met: usize,
-    /// How many the present rule would have been in time for; none if it has no deadline.
+    /// Plays for which the present rule would have been in time; none if it has no deadline.
     pub met_now: Option<usize>,
     /// Mean time that a download might wait, in seconds.
     pub mean_delay_s: u64,
-    /// The same by the present rule; none if it has no deadline.
+    /// Mean time that the present rule lets a download wait, in seconds; none if it has no deadline.
     pub mean_delay_now_s: Option<u64>,
 }
 

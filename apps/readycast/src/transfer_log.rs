@@ -42,7 +42,7 @@ pub struct LoggedNetwork {
 /// What a network carried of a download.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CarriedBytes {
-    /// The network.
+    /// Network that carried the bytes.
     #[serde(flatten)]
     pub network: LoggedNetwork,
     /// Bytes of the file that it carried, those that came twice included.
@@ -119,11 +119,11 @@ pub struct TransferLabels {
 /// The delay that was allowed for a download.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AcceptedDelay {
-    /// It was wanted at once.
+    /// The download was wanted at once.
     Immediate,
-    /// It was wanted within this time.
+    /// The download was wanted within this time.
     Within(Duration),
-    /// It could wait for a free network as long as it takes.
+    /// The download could wait for a free network as long as it takes.
     Unlimited,
 }
 

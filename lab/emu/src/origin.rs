@@ -189,7 +189,7 @@ pub struct OriginServer {
     pub received: UploadCounts,
     /// The requests for objects.
     pub requests: ObjectRequests,
-    /// The feeds.
+    /// Feeds that the origin serves at `/feed/NAME`.
     pub feeds: ServedFeeds,
 }
 

@@ -44,7 +44,7 @@ const RATES: std::ops::Range<f64> = 0.6..1.4; // a guess
 /// Draws of a week until one is found whose deadlines can all be met.
 const DRAWS_MAX: usize = 1_000;
 
-/// A drawn week.
+/// Links and downloads of a week that was drawn from a seed.
 struct DrawnWeek {
     courses: Vec<LinkCourse>,
     jobs: Vec<ScoreJob>,
@@ -81,7 +81,11 @@ fn weeks(scenario: &Scenario, factor: f64) -> anyhow::Result<(Value, Value, usiz
     let jobs = jobs(podcasts, factor)?;
     let courses = link_courses(scenario);
     let length = Span::from_secs_f64(scenario.duration_s * STRETCH);
-    let mut sums = [Sums::default(), Sums::default(), Sums::default()];
+    let mut sums = [
+        WeekSums::default(),
+        WeekSums::default(),
+        WeekSums::default(),
+    ];
     let (mut bytes, mut least, mut refused) = (0.0, 0.0, 0);
     for seed in SEEDS {
         let mut rng = seeded(seed, STREAM);
@@ -266,7 +270,7 @@ fn played(
 
 /// What the weeks of all seeds came to.
 #[derive(Clone, Copy, Default)]
-struct Sums {
+struct WeekSums {
     downloads: usize,
     in_time: usize,
     wifi: f64,
@@ -274,7 +278,7 @@ struct Sums {
     again: f64,
 }
 
-impl Sums {
+impl WeekSums {
     fn add(&mut self, played: &PlaybackResult) {
         self.downloads += played.met.len();
         self.in_time += played.met.iter().filter(|met| **met).count();
