@@ -26,6 +26,7 @@ use crate::library::{Library, LibraryError, json, optional_time, seconds, time, 
 use crate::local_host::local_host_of;
 use crate::refresh::refused_enclosure;
 use crate::rule::{ChannelRule, DownloadSchedule};
+use crate::transfer_log::{TransferRecord, WHEN_FREE_POLICY};
 
 /// Time until a failed download is tried again; it doubles with each failure, up to a day.
 pub const DOWNLOAD_RETRY: Duration = Duration::from_secs(10 * 60);
@@ -34,9 +35,6 @@ pub const DOWNLOAD_RETRY: Duration = Duration::from_secs(10 * 60);
 const PLAN_BATCH: usize = 500; // a guess: some ms
 
 const DAY: Duration = Duration::from_secs(24 * 3_600);
-
-/// Policy of downloads that are wanted whenever a network is free.
-const WHEN_FREE_POLICY: &str = "free-only";
 
 /// Where the audio or video of an episode comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -96,7 +94,7 @@ pub struct DownloadPlan {
 }
 
 /// A download that an agent has, or had when it ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ActiveDownload {
     /// Number of the episode.
     pub episode: EpisodeId,
@@ -106,6 +104,8 @@ pub struct ActiveDownload {
     pub file: PathBuf,
     /// When it is to be whole.
     pub deadline: Option<Timestamp>,
+    /// What the log will keep of it, as far as it is stored.
+    pub record: TransferRecord,
 }
 
 /// How a download ended.
@@ -218,7 +218,8 @@ impl Library {
         deadline: Option<Timestamp>,
     ) -> Result<(), LibraryError> {
         let changed = self.lock().execute(
-            "UPDATE episodes SET state = ?2, job = NULL, file = ?3, deadline = ?4, problem = NULL
+            "UPDATE episodes SET state = ?2, job = NULL, file = ?3, deadline = ?4, problem = NULL,
+             transfer_record = CASE WHEN state = ?2 THEN transfer_record END
              WHERE id = ?1",
             params![
                 episode.0,
@@ -331,7 +332,7 @@ impl Library {
     pub fn active_downloads(&self) -> Result<Vec<ActiveDownload>, LibraryError> {
         let connection = self.lock();
         let mut query = connection.prepare_cached(
-            "SELECT id, job, file, deadline FROM episodes WHERE state = ?1
+            "SELECT id, job, file, deadline, transfer_record FROM episodes WHERE state = ?1
              ORDER BY ifnull(deadline, 9e18), published, id",
         )?;
         let rows = query.query_map([EpisodeState::Downloading.number()], |row| {
@@ -341,6 +342,7 @@ impl Library {
                 job: row.get::<_, Option<i64>>("job")?.map(|job| job as u64),
                 file: PathBuf::from(file.unwrap_or_default()),
                 deadline: optional_time(row, "deadline")?,
+                record: json(row, "transfer_record")?,
             })
         })?;
         Ok(rows.collect::<Result<_, _>>()?)

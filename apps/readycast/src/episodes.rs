@@ -12,6 +12,7 @@ use crate::episode::{
 use crate::library::{
     Library, LibraryError, json, optional_time, optional_url, seconds, time, to_json, url,
 };
+use crate::transfer_log::note_play;
 
 /// Columns of an [`EpisodeSummary`].
 pub(crate) const EPISODE_SUMMARY: &str =
@@ -117,7 +118,9 @@ impl Library {
     ) -> Result<(), LibraryError> {
         let is_end = duration_ms.is_some_and(|d| d > 0 && position_ms + END_MS >= d);
         let duration_s = duration_ms.map(|ms| ms.div_ceil(1000));
-        let changed = self.lock().execute(
+        let mut connection = self.lock();
+        let transaction = connection.transaction()?;
+        let changed = transaction.execute(
             "UPDATE episodes SET position_ms = :position, position_at = :now,
              duration_s = coalesce(:duration, duration_s),
              played_at = CASE WHEN :is_end AND played = 0 THEN :now ELSE played_at END,
@@ -132,7 +135,12 @@ impl Library {
                 ":now": seconds(now),
             },
         )?;
-        found(changed, episode)
+        found(changed, episode)?;
+        if position_ms > 0 {
+            note_play(&transaction, episode, now)?;
+        }
+        transaction.commit()?;
+        Ok(())
     }
 
     /// Marks an episode as played, or as not played.
@@ -145,12 +153,19 @@ impl Library {
         played: bool,
         now: Timestamp,
     ) -> Result<(), LibraryError> {
-        let changed = self.lock().execute(
+        let mut connection = self.lock();
+        let transaction = connection.transaction()?;
+        let changed = transaction.execute(
             "UPDATE episodes SET played = ?2, played_at = CASE WHEN ?2 THEN ?3 END, position_ms = 0
              WHERE id = ?1",
             params![episode.0, played, seconds(now)],
         )?;
-        found(changed, episode)
+        found(changed, episode)?;
+        if played {
+            note_play(&transaction, episode, now)?;
+        }
+        transaction.commit()?;
+        Ok(())
     }
 
     /// Asks for an episode, whatever its channel's rule says; `None` takes that back. One that failed or was removed is

@@ -23,6 +23,7 @@ mod podcast_index;
 mod refresh;
 mod rewritten_feed;
 mod rule;
+mod study;
 mod subscription_changes;
 mod subscriptions;
 mod sync_account;
@@ -55,7 +56,15 @@ pub use refresh::{
 };
 pub use rewritten_feed::rewrite_feed;
 pub use rule::{ChannelRule, DownloadSchedule, KEEP_LATEST_DEFAULT, KeepRule, WeekdaySet};
+pub use study::{
+    DELAY_CLASSES, DelayClassSummary, DelayProposal, PROPOSAL_MET_SHARE, PROPOSAL_PLAYS_MAX,
+    PROPOSAL_PLAYS_MIN, StudySummary, propose_delay,
+};
 pub use subscription_changes::{APP_DEVICES_MAX, AppDevice, ChangedFeed, SubscriptionChanges};
 pub use subscriptions::{IMPORT_BATCH, IMPORT_READ_AT_ONCE, ImportedFeeds};
 pub use sync_account::{SYNC_INTERVAL, SYNC_RETRY_MAX, SyncAccount, SyncProgress};
-pub use transfer_log::{TRANSFER_LOG_ENTRIES_MAX, TransferLogEntry};
+pub use transfer_log::{
+    AcceptedDelay, CarriedBytes, LoggedLoss, LoggedNetwork, LoggedSwitch, SWITCHES_MAX,
+    TRANSFER_LOG_ENTRIES_MAX, TransferLabels, TransferLogEntry, TransferLogPage, TransferRecord,
+    anonymous_log,
+};

@@ -6,7 +6,7 @@
 //!  ├─ refresh        which feeds are due, and what a refresh brought
 //!  ├─ episodes       lists, positions
 //!  ├─ downloads      which episodes are wanted, and how their downloads went
-//!  ├─ transfer_log   what each download cost and when it was whole
+//!  ├─ transfer_log   what each download cost, when it was whole, and when it was played
 //!  ├─ kept_feeds     texts of feeds that other apps read through the agent
 //!  └─ sync: subscription_changes, episode_actions, sync_account
 //! ```
@@ -33,10 +33,11 @@ const FILE_NAME: &str = "library.sqlite";
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The steps from an empty database to today's schema. A step that was released never changes.
-const MIGRATIONS: [&str; 3] = [
+const MIGRATIONS: [&str; 4] = [
     include_str!("schema_1.sql"),
     include_str!("schema_2.sql"),
     include_str!("schema_3.sql"),
+    include_str!("schema_4.sql"),
 ];
 
 /// Why the library cannot do what it was asked for.

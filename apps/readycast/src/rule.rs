@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 pub const KEEP_LATEST_DEFAULT: u32 = 3; // a guess: a week's commutes of a daily podcast are five
 
 /// The least time between now and a deadline: for what is due already.
-const NOTICE_MIN: Duration = Duration::from_secs(60); // a guess: a short episode's download
+pub(crate) const NOTICE_MIN: Duration = Duration::from_secs(60); // a guess: a short episode's download
 
 /// Days of the week.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

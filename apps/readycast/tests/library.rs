@@ -7,6 +7,7 @@ use cedos_readycast::{
     ChannelId, ChannelRule, DOWNLOAD_RETRY, DownloadOutcome, EpisodeDeadline, EpisodeId,
     EpisodeQuery, EpisodeState, KeepRule, Library, LibraryError, REFRESH_INTERVAL,
     REFRESH_INTERVAL_MAX, REFRESH_RETRY, RefreshOutcome, RefreshReport, TransferLogEntry,
+    TransferRecord,
 };
 use jiff::{Timestamp, Zoned};
 use url::Url;
@@ -712,7 +713,6 @@ fn the_log_of_transfers_is_kept() {
         ended_at: now() + Duration::from_secs(60),
         is_whole: true,
         bytes: 5,
-        bytes_by_class: [("free".to_owned(), 5)].into(),
         ..TransferLogEntry::default()
     };
     shelf.library.record_transfer(&entry).expect("it is stored");
@@ -725,6 +725,111 @@ fn the_log_of_transfers_is_kept() {
             .expect("a list")
             .is_empty()
     );
+}
+
+#[test]
+fn the_log_says_what_was_fetched_and_when_it_was_first_played() {
+    let shelf = Shelf::new();
+    shelf.three();
+    let log = || {
+        shelf
+            .library
+            .transfer_log(Timestamp::UNIX_EPOCH)
+            .expect("a list")
+    };
+    let fetched = |title: &str, ended_at: Timestamp| {
+        let entry = TransferLogEntry {
+            episode: Some(shelf.id(title)),
+            started_at: now(),
+            ended_at,
+            is_whole: true,
+            ..TransferLogEntry::default()
+        };
+        shelf.library.record_transfer(&entry).expect("it is stored");
+    };
+    let after = |minutes: u64| now() + Duration::from_secs(60 * minutes);
+    let play = |title: &str, at: Timestamp| {
+        let played = shelf.library.set_position(shelf.id(title), 5_000, None, at);
+        played.expect("it is stored");
+    };
+    // One is played while it is still fetched, one later and twice, one was played before it was asked for again.
+    play("one", after(2));
+    play("three", now() - Duration::from_secs(600));
+    for title in ["one", "two", "three"] {
+        fetched(title, after(10));
+    }
+    play("two", after(30));
+    play("two", after(40));
+    let played: Vec<_> = log().iter().map(|entry| entry.played_at).collect();
+    assert_eq!(played, [Some(after(2)), Some(after(30)), None]);
+    let labels = log()[0].labels.clone().expect("they are stored");
+    assert_eq!((&*labels.channel_title, &*labels.title), ("Morning", "one"));
+    assert_eq!(labels.channel, Some(shelf.channel));
+    assert!(
+        labels
+            .url
+            .is_some_and(|url| url.as_str().ends_with("1.mp3"))
+    );
+    let played = shelf
+        .library
+        .played_transfers(shelf.channel, 1)
+        .expect("a list");
+    assert_eq!(played, log()[1..2]);
+    // By pages it is the same.
+    let mut pages = Vec::new();
+    let mut after = Some(0);
+    while let Some(from) = after {
+        let page = shelf
+            .library
+            .transfer_log_page(Timestamp::UNIX_EPOCH, from, 1);
+        let page = page.expect("a page");
+        assert_eq!(page.entries.len(), 1);
+        pages.extend(page.entries);
+        after = page.next;
+    }
+    assert_eq!(pages, log());
+    // The log outlives the channel.
+    shelf
+        .library
+        .unsubscribe(shelf.channel)
+        .expect("it is removed");
+    assert_eq!(log().len(), 3);
+}
+
+#[test]
+fn what_the_log_will_say_of_a_download_survives_until_it_ends() {
+    let shelf = Shelf::new();
+    shelf.three();
+    let one = shelf.id("one");
+    let begin = || {
+        let begun = shelf
+            .library
+            .begin_download(one, Path::new("/music/one"), None);
+        begun.expect("it begins");
+        shelf.library.set_job(one, 7).expect("it is stored");
+    };
+    let record = || {
+        shelf.library.active_downloads().expect("a list")[0]
+            .record
+            .clone()
+    };
+    begin();
+    let kept = TransferRecord {
+        first_byte_at: Some(now()),
+        bytes: 5,
+        ..TransferRecord::default()
+    };
+    let stored = shelf.library.keep_transfer_record(7, &kept);
+    stored.expect("it is stored");
+    assert_eq!(record(), kept);
+    // Another deadline changes nothing of it; another download begins without it.
+    begin();
+    assert_eq!(record(), kept);
+    let cancelled = DownloadOutcome::Cancelled;
+    let ended = shelf.library.finish_download(one, &cancelled, now());
+    ended.expect("it is stored");
+    begin();
+    assert_eq!(record(), TransferRecord::default());
 }
 
 #[test]

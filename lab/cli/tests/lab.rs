@@ -317,6 +317,48 @@ fn each_origin_serves_both_ways_over_http_and_https() {
 }
 
 #[test]
+fn podcasts_are_fetched_by_an_agent_and_played_from_the_origins_feeds() {
+    let file = scenario(
+        "duration_s = 90\norigin = \"builtin\"\n\
+         [podcasts]\nclock = \"07:28\"\n\
+         [[podcasts.feed]]\nid = \"news\"\nrule = \"daily 07:31\"\n\
+         episode = [{ t_s = 1, bytes = 300_000, play_s = 15 }, { t_s = 3, bytes = 200_000 }]\n\
+         [[link]]\nname = \"wlan0\"\n\
+         [[expect]]\ntext = \"podcasts.in_time_share == 1 and podcasts.heard_whole_share == 1\"\n\
+         [[expect]]\ntext = \"podcasts.free_share == 1 and podcasts.optimum_free_share > 0.999\"\n",
+    );
+    let Some(output) = lab(&file, &["--json"]) else {
+        return;
+    };
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}");
+    let report = report(&output);
+    let episodes = report["podcasts"]["episodes"].as_array().expect("a list");
+    assert_eq!(episodes.len(), 2, "{report}");
+    for episode in episodes {
+        // By the device's own clock, which is within its second.
+        let deadline_s = episode["deadline_s"].as_f64().expect("a deadline");
+        assert!((177.0..=180.5).contains(&deadline_s), "{episode}");
+        let carried = episode["bytes_by_class"]["free"].as_u64();
+        assert!(carried >= episode["bytes"].as_u64(), "{episode}");
+    }
+    assert_eq!(episodes[0]["heard_whole"], true, "{report}");
+    assert!(episodes[1]["heard_whole"].is_null(), "{report}");
+}
+
+#[test]
+fn podcasts_are_alone_in_a_scenario() {
+    let podcasts = "[podcasts]\n[[podcasts.feed]]\nid = \"news\"\nrule = \"in 2h\"\n";
+    let file = scenario(&format!("{LINK}[[flow]]\nbytes = 1\n{podcasts}"));
+    let Some(output) = lab(&file, &[]) else {
+        return;
+    };
+    assert!(!output.status.success());
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.contains("podcasts and flows"), "{told}");
+}
+
+#[test]
 fn an_origin_that_is_not_one_is_an_error() {
     let file = scenario(&format!("origin = \"apache\"\n{LINK}"));
     let output = cedos(&["lab", "run", file.name()]);

@@ -3,6 +3,7 @@
 //! ```text
 //! GET, HEAD /bytes/N[?seed=S]   N bytes generated from S (default: the scenario's seed); Range, If-Range,
 //!                               a strong ETag
+//! GET /feed/NAME                the feed of that name as it is at this moment
 //! PUT, POST /upload[/NAME]      accepts a body; answers {"bytes": N, "sha256": "…"}
 //! ```
 //!
@@ -156,6 +157,23 @@ impl ObjectRequests {
     }
 }
 
+/// The feeds that the built-in origin serves now, by name.
+#[derive(Clone, Debug, Default)]
+pub struct ServedFeeds(Arc<Mutex<BTreeMap<String, String>>>);
+
+impl ServedFeeds {
+    /// Serves this document at `/feed/NAME` from now on.
+    pub fn set(&self, name: &str, document: String) {
+        let mut feeds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        feeds.insert(name.to_owned(), document);
+    }
+
+    fn document(&self, name: &str) -> Option<String> {
+        let feeds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        feeds.get(name).cloned()
+    }
+}
+
 /// A built-in origin, before it runs.
 #[derive(Debug, Default)]
 pub struct OriginServer {
@@ -171,6 +189,8 @@ pub struct OriginServer {
     pub received: UploadCounts,
     /// The requests for objects.
     pub requests: ObjectRequests,
+    /// Feeds that the origin serves at `/feed/NAME`.
+    pub feeds: ServedFeeds,
 }
 
 impl OriginServer {
@@ -188,7 +208,11 @@ impl OriginServer {
             .build()?;
         runtime.block_on(async {
             let (seed, received, requests) = (self.seed, self.received, self.requests);
-            let respond = move |request| answer(request, seed, received.clone(), requests.clone());
+            let feeds = self.feeds;
+            let respond = move |request| {
+                let (received, requests) = (received.clone(), requests.clone());
+                answer(request, seed, received, requests, feeds.clone())
+            };
             let mut bound = Vec::new();
             let mut servers = tokio::task::JoinSet::new();
             for address in self.plain {
@@ -234,8 +258,10 @@ async fn answer(
     seed: u64,
     received: UploadCounts,
     requests: ObjectRequests,
+    feeds: ServedFeeds,
 ) -> Response<Content> {
     match (request.method(), request.uri().path()) {
+        (&Method::GET, path) if path.starts_with("/feed/") => feed(path, &feeds),
         (&Method::GET | &Method::HEAD, path) if path.starts_with("/bytes/") => {
             object(&request, seed, &requests)
         }
@@ -243,7 +269,10 @@ async fn answer(
         (_, path) if is_upload(path) => {
             text(StatusCode::METHOD_NOT_ALLOWED, "PUT or POST to /upload\n")
         }
-        _ => text(StatusCode::NOT_FOUND, "there is /bytes/N and /upload\n"),
+        _ => text(
+            StatusCode::NOT_FOUND,
+            "there is /bytes/N, /feed/NAME and /upload\n",
+        ),
     }
 }
 
@@ -252,6 +281,17 @@ async fn sign_in(_: Request<Incoming>) -> Response<Content> {
     let mut answer = text(StatusCode::FOUND, "sign in first\n");
     let page = HeaderValue::from_static("http://portal.example/sign-in");
     answer.headers_mut().insert(LOCATION, page);
+    answer
+}
+
+fn feed(path: &str, feeds: &ServedFeeds) -> Response<Content> {
+    let name = path.strip_prefix("/feed/").unwrap_or_default();
+    let Some(document) = feeds.document(name) else {
+        return text(StatusCode::NOT_FOUND, "there is no such feed\n");
+    };
+    let mut answer = text(StatusCode::OK, &document);
+    let kind = HeaderValue::from_static("application/rss+xml");
+    answer.headers_mut().insert(CONTENT_TYPE, kind);
     answer
 }
 

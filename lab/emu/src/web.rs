@@ -10,7 +10,7 @@
 
 use crate::content;
 use crate::namespace::Namespace;
-use crate::origin::{ObjectRequests, OriginServer, Tls, UploadCounts};
+use crate::origin::{ObjectRequests, OriginServer, ServedFeeds, Tls, UploadCounts};
 use crate::plan;
 pub use crate::plan::ORIGIN_NAME;
 use anyhow::{Context, bail};
@@ -45,10 +45,16 @@ pub struct Web {
     uploads: Option<PathBuf>,
     received: UploadCounts,
     requests: ObjectRequests,
+    feeds: ServedFeeds,
     nginx: Option<Child>,
 }
 
 impl Web {
+    /// The feeds that it serves.
+    pub fn feeds(&self) -> &ServedFeeds {
+        &self.feeds
+    }
+
     /// The file of an upload to `/upload/NAME`; `None` if the server keeps none.
     pub fn upload(&self, name: &str) -> Option<PathBuf> {
         self.uploads.as_ref().map(|folder| folder.join(name))
@@ -89,7 +95,9 @@ pub(crate) fn prepare(scenario: &Scenario, folder: &Path) -> anyhow::Result<(Web
              say origin = \"auto\"",
         )?),
     };
+    let feeds = ServedFeeds::default();
     let server = OriginServer {
+        feeds: feeds.clone(),
         portal: Some(SocketAddr::new(plan::ORIGIN_V4.into(), plan::PORTAL_PORT)),
         seed: scenario.seed,
         ..OriginServer::default()
@@ -101,6 +109,7 @@ pub(crate) fn prepare(scenario: &Scenario, folder: &Path) -> anyhow::Result<(Web
             uploads: None,
             received: UploadCounts::default(),
             requests: ObjectRequests::default(),
+            feeds,
             nginx: None,
         };
         let at = |port| {
@@ -133,6 +142,7 @@ pub(crate) fn prepare(scenario: &Scenario, folder: &Path) -> anyhow::Result<(Web
         uploads,
         received: UploadCounts::default(),
         requests: ObjectRequests::default(),
+        feeds,
         nginx: None,
     };
     let behind = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), BEHIND_PORT);

@@ -96,6 +96,11 @@ impl Scenario {
                 .check(self.duration_s)
                 .map_err(|fault| format!("replay: {fault}"))?;
         }
+        if let Some(podcasts) = &self.podcasts {
+            podcasts
+                .check(self.duration_s)
+                .map_err(|fault| format!("podcasts: {fault}"))?;
+        }
         for expect in &self.expectations {
             crate::expression::Expression::parse(&expect.text)
                 .map(drop)

@@ -7,6 +7,7 @@
 use crate::acks::Acks;
 use crate::crash::{Crash, Replay, StoreOutage, hibernate_after_default, one_flow, one_node};
 use crate::origin::OriginKind;
+use crate::podcasts::Podcasts;
 use crate::properties::{Settings, table_with_properties};
 use crate::transport::Transport;
 use cedos_lab_link::trace::{self, Trace, TraceRow};
@@ -89,6 +90,8 @@ pub struct Scenario {
     /// Replays of packets.
     #[serde(default, rename = "replay")]
     pub replays: Vec<Replay>,
+    /// Podcasts that the device fetches. Lab only.
+    pub podcasts: Option<Podcasts>,
     /// Conditions that the report must satisfy.
     #[serde(default, rename = "expect")]
     pub expectations: Vec<Expect>,

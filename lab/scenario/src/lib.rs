@@ -32,6 +32,7 @@ mod expression;
 mod file;
 mod functions;
 mod origin;
+mod podcasts;
 mod properties;
 mod report;
 mod state;
@@ -53,11 +54,18 @@ pub use file::{
     ScenarioFault, ScenarioFlow,
 };
 pub use origin::OriginKind;
+pub use podcasts::{
+    PODCAST_EPISODE_BYTES_MAX, PODCAST_EPISODES_MAX, PODCAST_FEEDS_MAX, PodcastEpisode,
+    PodcastFeed, Podcasts,
+};
 pub use properties::{
     BurstLoss, DELAY_MS_MAX, DOWN_MBPS_DEFAULT, MBPS_MAX, MTU_DEFAULT, MTU_MAX, MTU_MIN,
     MTU_V6_MIN, QUEUE_MS_DEFAULT, REORDER_MS_DEFAULT, RTT_MS_DEFAULT, UP_MBPS_DEFAULT,
 };
-pub use report::{Expectation, FlowReport, LinkReport, RunReport, Switch, SwitchKind};
+pub use report::{
+    EpisodeReport, Expectation, FlowReport, LinkReport, PodcastReport, RunReport, Switch,
+    SwitchKind,
+};
 pub use state::ScenarioState;
 pub use suggest::{explain, suggestion};
 pub use summary::SampleSummary;

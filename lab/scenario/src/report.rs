@@ -19,8 +19,61 @@ pub struct RunReport {
     /// request for it had begun; `null` if the origin could not be observed.
     #[serde(default)]
     pub origin_requests_twice: Option<u64>,
+    /// The results of the scenario's podcasts; absent if it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub podcasts: Option<PodcastReport>,
     /// The results of the scenario's expectations.
     pub expectations: Vec<Expectation>,
+}
+
+/// The results of podcasts. Shares are 0 to 1, and `null` of nothing.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PodcastReport {
+    /// The policy of the downloads.
+    pub policy: String,
+    /// The results of the episodes, in the order of publication.
+    pub episodes: Vec<EpisodeReport>,
+    /// Share of the episodes that were whole by their deadline.
+    pub in_time_share: Option<f64>,
+    /// Share of the played episodes that were whole when they were played.
+    pub heard_whole_share: Option<f64>,
+    /// Share of the bytes that free links carried.
+    pub free_share: Option<f64>,
+    /// The largest such share with which every deadline can be met, if all is known beforehand; `null` if they cannot all
+    /// be met.
+    pub optimum_free_share: Option<f64>,
+    /// Bytes that a client fetches again which begins anew whenever it loses its network, as a share of the
+    /// episodes' bytes.
+    pub restart_share: Option<f64>,
+    /// Moves of downloads to another network.
+    pub switches: u64,
+}
+
+/// The result of an episode.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct EpisodeReport {
+    /// The id of the feed.
+    pub feed: String,
+    /// The number of the episode in its feed, from 0.
+    pub number: usize,
+    /// Its size.
+    pub bytes: u64,
+    /// When it was published.
+    pub published_s: f64,
+    /// Its deadline; `null` if it has none, or was never asked for.
+    pub deadline_s: Option<f64>,
+    /// When its last byte came; `null` if it was never whole.
+    pub whole_s: Option<f64>,
+    /// Whether it was whole by its deadline.
+    pub in_time: bool,
+    /// Whether it had the origin's content when it was played; `null` if it was not played.
+    pub heard_whole: Option<bool>,
+    /// Bytes by class of link: `free`, `metered`, `roaming`.
+    pub bytes_by_class: BTreeMap<String, u64>,
+    /// Moves to another network.
+    pub switches: u64,
+    /// Bytes that were there when its network was last lost.
+    pub restart_bytes: u64,
 }
 
 /// The result of a flow.

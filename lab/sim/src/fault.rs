@@ -12,6 +12,9 @@ pub enum SimFault {
         /// The flow's id in the scenario.
         flow: String,
     },
+    /// The scenario has podcasts, which are fetched by a program.
+    #[error("podcasts need real sockets: use `cedos lab run`, or `cedos repro readycast-week`")]
+    Podcasts,
     /// An application read a byte that was not written.
     #[error("the core is wrong: flow {flow:?} has a wrong byte at offset {offset}")]
     WrongByte {

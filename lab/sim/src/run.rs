@@ -148,6 +148,9 @@ fn finish(
             flow: flow.id.clone(),
         });
     }
+    if scenario.podcasts.is_some() {
+        return Err(SimFault::Podcasts);
+    }
     while run.step()? {}
     let SimRun {
         mut switches,
@@ -169,6 +172,7 @@ fn finish(
         links: network.reports(),
         switches: switches.into_switches(),
         origin_requests_twice: None,
+        podcasts: None,
         expectations: Vec::new(),
     };
     scenario.judge(&mut report);

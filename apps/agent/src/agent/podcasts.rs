@@ -28,6 +28,7 @@ mod refreshes;
 pub(super) mod requests;
 pub(super) mod service;
 mod sync;
+mod transfer_record;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -147,6 +148,7 @@ impl PodcastService {
                     }
                     changed = links.changed() => match changed {
                         Ok(()) => {
+                            agent.note_lost_networks().await;
                             turns.plan_all();
                             break;
                         }
@@ -160,7 +162,7 @@ impl PodcastService {
                         break;
                     }
                     event = events.recv() => match event {
-                        Ok((id, event)) => if service.note_event(id, &event) {
+                        Ok((id, event)) => if agent.note_download_event(id, &event).await {
                             turns.plan_all();
                             break;
                         },

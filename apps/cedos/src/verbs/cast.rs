@@ -1,5 +1,6 @@
 //! `cedos cast`: podcasts of the agent from the command line.
 
+mod cast_log;
 mod cast_text;
 
 use std::path::PathBuf;
@@ -147,6 +148,13 @@ enum CastVerb {
         #[command(flatten)]
         output: CastOutput,
     },
+    /// Show what downloads cost, how they came, and whether they were there in time
+    ///
+    /// The log stays on this device. A delay is none if an episode was wanted at once. What is saved is against
+    /// a client that begins again at the first byte whenever it loses its network.
+    Log(cast_log::LogArgs),
+    /// Write the log of downloads to a file, for a study or another program
+    Export(cast_log::ExportArgs),
     /// Exchange subscriptions with other programs
     #[command(subcommand)]
     Opml(OpmlVerb),
@@ -282,6 +290,8 @@ pub async fn run(args: CastArgs) -> anyhow::Result<ExitCode> {
             Ok(()) => ExitCode::SUCCESS,
             Err(failure) => failed(&failure),
         }),
+        CastVerb::Log(args) => cast_log::log(args).await,
+        CastVerb::Export(args) => cast_log::export(args).await,
         verb => {
             let (request, json) = match request(verb)? {
                 Ok(request) => request,
@@ -445,6 +455,8 @@ fn request(verb: CastVerb) -> anyhow::Result<Result<(PodcastRequest, bool), Stri
         }
         CastVerb::Play { .. }
         | CastVerb::Index { .. }
+        | CastVerb::Log(_)
+        | CastVerb::Export(_)
         | CastVerb::Opml(OpmlVerb::Export { .. }) => {
             unreachable!("these are carried out where they are read")
         }

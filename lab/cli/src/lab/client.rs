@@ -230,7 +230,7 @@ fn transfer_by_curl(command: &mut Command, direction: Direction, url: &str, file
 }
 
 /// The cost classes of the lab's links, in the form of the user's settings.
-fn network_rules(scenario: &Scenario) -> String {
+pub fn network_rules(scenario: &Scenario) -> String {
     let rule = |link: &cedos_lab_scenario::Link| {
         format!(
             "[[network]]\ndevice = \"{}\"\nclass = \"{}\"\n",

@@ -6,7 +6,7 @@
 //!                                      └──────────────────────────────┘
 //! ```
 //!
-//! The flows may use another client (client.rs). For comparison the kernel can carry them: `cedos
+//! Podcasts have an agent of their own on the device (podcasts.rs). The flows may use another client (client.rs). For comparison the kernel can carry them: `cedos
 //! lab fetch` (over.rs), without a proxy.
 
 pub mod arrival_meter;
@@ -14,6 +14,7 @@ pub mod client;
 pub mod kill;
 pub mod offspring;
 pub mod over;
+pub mod podcasts;
 pub mod prox;
 pub mod socket_transfer;
 pub mod store;

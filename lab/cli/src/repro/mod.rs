@@ -23,6 +23,7 @@ mod measured;
 mod mobility;
 mod plane;
 pub mod plot;
+mod podcast_weeks;
 mod podcasts;
 pub mod prediction;
 pub mod reproduced;

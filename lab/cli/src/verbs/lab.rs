@@ -1,7 +1,7 @@
 //! `cedos lab run FILE [--json] [--client CLIENT | --over WHO] [--at-origin CMD] [-- CMD…]`: a
 //! scenario in real time, between namespaces.
 //!
-//! Without CMD each `[[flow]]` is a process of the client, started at its `start_s`: by default a
+//! A scenario with podcasts has an agent on the device (lab/podcasts.rs). Without CMD each `[[flow]]` is a process of the client, started at its `start_s`: by default a
 //! `cedos get` or `cedos put`, or with `--over` a `cedos lab fetch`, which uses the kernel. With
 //! CMD that runs on the device instead; [`environment`] sets its variables. Call [`run`] before the
 //! program starts any thread: only then may an ordinary user build the lab.
@@ -20,6 +20,7 @@ use crate::lab::client::{DeviceClient, LabClient};
 use crate::lab::kill::{self, KillArgs};
 use crate::lab::offspring::ChildTracker;
 use crate::lab::over::{self, FetchArgs, KernelTransport};
+use crate::lab::podcasts::LabPodcasts;
 use crate::lab::prox::tcp_port;
 pub use crate::lab::prox::{LabProx, start_prox, stop_prox, through};
 use crate::lab::socket_transfer::{self, SocketTransferArgs};
@@ -121,8 +122,24 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
             ),
             _ => None,
         };
+    let podcasts = world.scenario().podcasts.clone();
+    let podcasts = podcasts.filter(|_| args.command.is_empty());
+    if podcasts.is_some() && !world.scenario().flows.is_empty() {
+        bail!("the scenario has podcasts and flows; keep one");
+    }
+    if podcasts.is_some() && (args.over.is_some() || args.client != LabClient::Get) {
+        bail!("podcasts are fetched by an agent: --over and --client are for flows");
+    }
+    let listener = podcasts.as_ref().map(|podcasts| {
+        LabPodcasts::start(podcasts, &world, &program, folder.path(), prox.as_ref())
+    });
+    let listener = listener.transpose()?;
     world.start(tell)?;
-    let (flows, succeeded) = if args.command.is_empty() {
+    let mut heard = None;
+    let (flows, succeeded) = if let (Some(podcasts), Some(listener)) = (&podcasts, &listener) {
+        heard = Some(listener.run(podcasts, &world)?);
+        (Vec::new(), true)
+    } else if args.command.is_empty() {
         let by = match (&args.over, prox.as_mut(), &client) {
             (Some(over), prox, _) => FlowCarrier::Kernel(over, prox),
             (None, Some(prox), Some(client)) => FlowCarrier::Prox(prox, client),
@@ -134,7 +151,7 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
         let succeeded = run_command(&world, &args.command, prox.as_ref())?;
         (Vec::new(), succeeded)
     };
-    drop((servers, client));
+    drop((servers, client, listener));
     if is_interrupted() {
         print_stderr("lab: interrupted");
         prox.into_iter().for_each(stop_prox);
@@ -149,6 +166,7 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
         links: seen.links,
         switches: seen.switches,
         origin_requests_twice: world.web().and_then(|web| web.requests_twice()),
+        podcasts: heard,
         expectations: Vec::new(),
     };
     world.scenario().judge(&mut report);
@@ -324,6 +342,22 @@ fn summarise(report: &RunReport, by_command: bool) {
             flow.bytes,
             seconds(flow.first_byte_s),
             seconds(flow.silence_max_s),
+        ));
+    }
+    if let Some(podcasts) = &report.podcasts {
+        let percent =
+            |share: Option<f64>| share.map_or("-".to_owned(), |s| format!("{:.1} %", 100.0 * s));
+        print_stderr(&format!(
+            "podcasts {}: {} episodes, {} in time, {} of the played whole; by free links {}, the optimum {}; {} \
+             switches, {} fetched again by a client that begins anew",
+            podcasts.policy,
+            podcasts.episodes.len(),
+            percent(podcasts.in_time_share),
+            percent(podcasts.heard_whole_share),
+            percent(podcasts.free_share),
+            percent(podcasts.optimum_free_share),
+            podcasts.switches,
+            percent(podcasts.restart_share),
         ));
     }
     for expectation in &report.expectations {

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use cedos_readycast::{ChannelId, Episode, refused_enclosure};
+use cedos_readycast::{ChannelId, Episode, EpisodeId, refused_enclosure};
 use cedos_text::escape_controls;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -150,8 +150,9 @@ impl Agent {
             return chapters;
         }
         if self.may_ask_for_chapters(url) {
-            let (agent, channel, url) = (self.clone(), episode.summary.channel, url.clone());
-            tokio::task::spawn_local(async move { agent.fetch_chapters(channel, url).await });
+            let (agent, url) = (self.clone(), url.clone());
+            let (id, channel) = (episode.summary.id, episode.summary.channel);
+            tokio::task::spawn_local(async move { agent.fetch_chapters(id, channel, url).await });
         }
         Vec::new()
     }
@@ -168,7 +169,7 @@ impl Agent {
         true
     }
 
-    async fn fetch_chapters(&self, channel: ChannelId, url: Url) {
+    async fn fetch_chapters(&self, episode: EpisodeId, channel: ChannelId, url: Url) {
         let known = self.podcasts.with(move |library| library.channel(channel));
         let Ok(Some(channel)) = known.await else {
             return;
@@ -177,7 +178,12 @@ impl Agent {
             tracing::info!(why, "chapters are not fetched");
             return;
         }
-        let ask = FeedFetch::of(url.clone(), CHAPTER_FILE_BYTES_MAX);
+        let source = self
+            .podcasts
+            .with(move |library| library.episode_source(episode));
+        let source = source.await.ok().flatten();
+        let local_host = source.and_then(|source| source.local_host);
+        let ask = FeedFetch::of(url.clone(), CHAPTER_FILE_BYTES_MAX).with_local_host(local_host);
         let answer = match self.fetch_document(&ask).await {
             Ok(answer) => answer,
             Err(FeedFault::NoNetwork) => {

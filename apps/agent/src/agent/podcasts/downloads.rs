@@ -7,7 +7,6 @@
 //! The library knows the file before the queue has the transfer, so an agent that is killed in between finds both
 //! again by the file, and takes up the transfer instead of beginning another.
 
-use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,8 +14,10 @@ use std::time::Duration;
 
 use cedos_readycast::{
     ActiveDownload, ChannelId, DownloadOutcome, DownloadSchedule, Episode, EpisodeId,
-    EpisodeSource, EpisodeState, EpisodeSummary, Library, PlannedDownload, TransferLogEntry,
+    EpisodeSource, EpisodeState, EpisodeSummary, Library, LoggedNetwork, PlannedDownload,
+    TransferLogEntry, TransferRecord,
 };
+use d2tp_links::Link;
 use d2tp_sched::CostPolicy;
 use jiff::{Timestamp, Zoned};
 use serde_json::Value;
@@ -25,7 +26,7 @@ use tokio::sync::broadcast::error::RecvError;
 use super::super::api::TermsChange;
 use super::super::queue::TransferIntent;
 use super::super::state::{Agent, lock};
-use super::service::{DownloadTimes, PodcastService};
+use super::transfer_record::{LoggedLink, RunningRecord};
 use crate::fetch::filename;
 use crate::fetch::forget::forget;
 use crate::fetch::local_hosts::LocalHosts;
@@ -45,24 +46,75 @@ const BEGINNING_BYTES: u64 = 1024;
 /// The setting of the folder of episodes.
 const DIRECTORY_SETTING: &str = "podcasts.directory";
 
-impl PodcastService {
+impl Agent {
     /// Notes an event of a transfer. Returns whether it is the end of an episode's download.
-    pub(super) fn note_event(&self, id: u64, event: &Value) -> bool {
-        let mut times = lock(&self.times);
-        let Some(of_it) = times.get_mut(&id) else {
-            return false;
+    pub(super) async fn note_download_event(&self, id: u64, event: &Value) -> bool {
+        let links = self.logged_links();
+        let record = {
+            let mut records = lock(&self.podcasts.records);
+            let Some(running) = records.get_mut(&id) else {
+                return false;
+            };
+            let is_new = running.on_event(event, &links, Timestamp::now());
+            is_new.then(|| running.record.clone())
         };
-        let now = Timestamp::now();
-        if of_it.first_byte_at.is_none() && event["bytes"].as_u64().is_some_and(|n| n > 0) {
-            of_it.first_byte_at = Some(now);
+        if let Some(record) = record {
+            self.keep_record(id, record).await;
         }
-        match event["event"].as_str() {
-            Some("switch") => of_it.switches.push(now),
-            Some("done" | "error") => return true,
-            _ => {}
-        }
-        false
+        matches!(event["event"].as_str(), Some("done" | "error"))
     }
+
+    /// Notes which downloads lost the network that carried them.
+    pub(super) async fn note_lost_networks(&self) {
+        let links = self.logged_links();
+        let now = Timestamp::now();
+        let lost: Vec<(u64, TransferRecord)> = {
+            let mut records = lock(&self.podcasts.records);
+            let lost = records.iter_mut().filter_map(|(id, running)| {
+                let is_lost = running.on_links(&links, now);
+                is_lost.then(|| (*id, running.record.clone()))
+            });
+            lost.collect()
+        };
+        for (id, record) in lost {
+            self.keep_record(id, record).await;
+        }
+    }
+
+    async fn keep_record(&self, id: u64, record: TransferRecord) {
+        let kept = self
+            .podcasts
+            .with(move |library| library.keep_transfer_record(id, &record));
+        if let Err(failure) = kept.await {
+            tracing::warn!(
+                id,
+                error = failure.text,
+                "the log of the download is not kept"
+            );
+        }
+    }
+
+    /// The device's links, as the log of transfers knows them.
+    fn logged_links(&self) -> Vec<LoggedLink> {
+        let nearby = self.link_view.nearby().borrow().clone();
+        let links = self.link_view.links().borrow().clone();
+        let logged = |link: &Link| LoggedLink {
+            device: link.name.clone(),
+            network: LoggedNetwork {
+                name: Some(nearby.name(&link.name)),
+                kind: json_word(&link.kind),
+                class: json_word(&link.class.class),
+            },
+            addresses: link.source_addresses().collect(),
+        };
+        links.iter().map(logged).collect()
+    }
+}
+
+/// The word of a value that is one in JSON.
+fn json_word(value: &impl serde::Serialize) -> String {
+    let value = serde_json::to_value(value).unwrap_or_default();
+    value.as_str().unwrap_or_default().to_owned()
 }
 
 impl Agent {
@@ -78,7 +130,9 @@ impl Agent {
                 self.queue_again(&download).await?;
                 continue;
             };
-            lock(&self.podcasts.times).entry(job).or_default();
+            lock(&self.podcasts.records)
+                .entry(job)
+                .or_insert_with(|| RunningRecord::of(download.record.clone()));
             let Ok(transfer) = self.show(job) else {
                 // Its record was cleared away.
                 self.finish_by_file(&download).await?;
@@ -240,7 +294,7 @@ impl Agent {
         let added = order.build().and_then(|order| self.add(order, true));
         match added {
             Ok((job, _)) => {
-                lock(&self.podcasts.times).entry(job).or_default();
+                lock(&self.podcasts.records).entry(job).or_default();
                 let noted = self
                     .podcasts
                     .with(move |library| library.set_job(episode, job));
@@ -288,8 +342,10 @@ impl Agent {
                 is_final: false,
             }
         };
-        let times = lock(&self.podcasts.times).remove(&job).unwrap_or_default();
-        let entry = self.log_entry(download, job, transfer, times, &outcome);
+        let running = lock(&self.podcasts.records)
+            .remove(&job)
+            .unwrap_or_else(|| RunningRecord::of(download.record.clone()));
+        let entry = self.log_entry(download, transfer, running, &outcome);
         let episode = download.episode;
         let now = Timestamp::now();
         let is_refused = matches!(outcome, DownloadOutcome::Failed { .. }) && is_refusal(last);
@@ -308,44 +364,32 @@ impl Agent {
     fn log_entry(
         &self,
         download: &ActiveDownload,
-        job: u64,
         transfer: &Value,
-        times: DownloadTimes,
+        mut running: RunningRecord,
         outcome: &DownloadOutcome,
     ) -> TransferLogEntry {
         let last = &transfer["last"];
-        let since = transfer["since"].as_str().and_then(|at| at.parse().ok());
         let now = Timestamp::now();
-        let carried = match last["carried_by_link"].is_object() {
-            true => &last["carried_by_link"],
-            false => &last["bytes_by_link"],
-        };
-        let carried = carried.as_object().into_iter().flatten();
-        let carried: u64 = carried.filter_map(|(_, bytes)| bytes.as_u64()).sum();
-        let metered = match lock(&self.tasks).get(&job) {
-            Some(task) => task.metered,
-            None => last["metered_bytes"].as_u64().unwrap_or(0),
-        };
-        let bytes_by_class = [
-            ("free", carried.saturating_sub(metered)),
-            ("metered", metered),
-        ];
-        let bytes_by_class: BTreeMap<String, u64> = bytes_by_class
-            .into_iter()
-            .filter(|(_, bytes)| *bytes > 0)
-            .map(|(class, bytes)| (class.to_owned(), bytes))
-            .collect();
+        // Events that were missed, or came while no agent looked.
+        running.on_event(last, &self.logged_links(), now);
+        let record = running.record;
+        let since = transfer["since"].as_str().and_then(|at| at.parse().ok());
         TransferLogEntry {
             episode: Some(download.episode),
+            labels: None,
             started_at: since.unwrap_or(now),
             ended_at: now,
-            first_byte_at: times.first_byte_at,
             deadline: download.deadline,
+            policy: transfer["policy"].as_str().map(str::to_owned),
             is_whole: matches!(outcome, DownloadOutcome::Whole { .. }),
             bytes: last["bytes"].as_u64().unwrap_or(0),
-            bytes_by_class,
-            switches: times.switches,
             wasted_bytes: last["duplicate_bytes"].as_u64().unwrap_or(0),
+            played_at: None,
+            first_byte_at: record.first_byte_at,
+            last_byte_at: record.last_byte_at,
+            carried: record.carried,
+            switches: record.switches,
+            losses: record.losses,
         }
     }
 

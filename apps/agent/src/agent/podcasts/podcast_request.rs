@@ -105,6 +105,15 @@ pub enum PodcastRequest {
     SyncStatus,
     /// Forgets the server.
     SyncEnd,
+    /// Returns a part of the log of downloads, the oldest first.
+    Log {
+        /// Only downloads that ended since then.
+        #[serde(default)]
+        since: Option<Timestamp>,
+        /// Where the earlier part ended, as its answer said it.
+        #[serde(default)]
+        after: i64,
+    },
     /// Reads feeds now.
     Refresh {
         /// Number, address or words of the title; none is all channels.

@@ -8,9 +8,10 @@
 use std::sync::Arc;
 
 use cedos_readycast::{
-    Channel, ChannelId, ChannelSummary, DownloadSchedule, Episode, EpisodeDeadline, EpisodeId,
-    EpisodeQuery, EpisodeState, EpisodeSummary, FEED_BYTES_MAX, FeedError, Library, LibraryError,
-    RefreshReport, feed_links_of_page, parse_feed, read_opml, write_opml,
+    Channel, ChannelId, ChannelSummary, DelayProposal, DownloadSchedule, Episode, EpisodeDeadline,
+    EpisodeId, EpisodeQuery, EpisodeState, EpisodeSummary, FEED_BYTES_MAX, FeedError, Library,
+    LibraryError, PROPOSAL_PLAYS_MAX, RefreshReport, TransferLogPage, feed_links_of_page,
+    parse_feed, propose_delay, read_opml, write_opml,
 };
 use d2tp_sched::CostPolicy;
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -32,6 +33,9 @@ use crate::fetch::outcome::TransferFailure;
 
 /// Most bytes of an imported list of subscriptions.
 const OPML_BYTES_MAX: u64 = 16 << 20; // a guess: 10,000 feeds are 3 MB
+
+/// Bytes after which a part of the log ends: with the longest entry it is less than a line of the agent's socket.
+const LOG_PAGE_BYTES: usize = 256 << 10;
 
 /// Most episodes that a request shows.
 const SHOWN_MAX: u32 = 1_000;
@@ -153,6 +157,21 @@ impl PodcastService {
     pub(in super::super) async fn export(&self) -> Result<String, TransferFailure> {
         let channels = self.with(Library::channels).await?;
         Ok(write_opml(channels.iter(), |channel| channel.url.clone()))
+    }
+
+    /// The rule that fits how a channel is listened to; none if the present one does.
+    ///
+    /// # Errors
+    /// The library cannot be read.
+    pub(in super::super) async fn proposal(
+        &self,
+        channel: &ChannelSummary,
+    ) -> Result<Option<DelayProposal>, TransferFailure> {
+        let (id, present) = (channel.id, channel.rule.schedule);
+        let played = self
+            .with(move |library| library.played_transfers(id, PROPOSAL_PLAYS_MAX))
+            .await?;
+        Ok(propose_delay(&played, present, Zoned::now().time_zone()))
     }
 
     /// Marks an episode as played, or as not played.
@@ -459,7 +478,9 @@ impl Agent {
                     .with(move |library| library.episodes(&query))
                     .await?;
                 let episodes: Vec<Value> = episodes.iter().map(|e| self.episode_json(e)).collect();
-                json!({"channel": service.channel(channel).await?, "episodes": episodes})
+                let channel = service.channel(channel).await?;
+                let proposal = service.proposal(&channel.summary).await?;
+                json!({"channel": channel, "episodes": episodes, "proposal": proposal})
             }
             PodcastRequest::Queue if is_empty => json!({"episodes": []}),
             PodcastRequest::Queue => {
@@ -514,6 +535,13 @@ impl Agent {
             PodcastRequest::SyncStatus if is_empty => json!({"account": null}),
             PodcastRequest::SyncStatus => self.sync_status().await?,
             PodcastRequest::SyncEnd => self.end_sync().await?,
+            PodcastRequest::Log { .. } if is_empty => json!(TransferLogPage::default()),
+            PodcastRequest::Log { since, after } => {
+                let since = since.unwrap_or(Timestamp::UNIX_EPOCH);
+                let page = service
+                    .with(move |library| library.transfer_log_page(since, after, LOG_PAGE_BYTES));
+                json!(page.await?)
+            }
             PodcastRequest::Refresh { channel } => {
                 let channels = match channel {
                     Some(channel) => vec![service.named(&channel).await?],

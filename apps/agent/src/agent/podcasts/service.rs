@@ -5,26 +5,19 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use cedos_readycast::{ChannelId, Library, LibraryError};
-use jiff::Timestamp;
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 use url::Url;
 
 use super::apps::open_port::AppPort;
 use super::refresh_queue::HostPermits;
+use super::transfer_record::RunningRecord;
 use crate::fetch::jobs;
 use crate::fetch::outcome::TransferFailure;
 use crate::stream::stream_transport::StreamTransport;
 
 /// Feeds that are fetched at the same time.
 pub(super) const REFRESHES_MAX: usize = 4;
-
-/// When a download got its first byte and changed networks.
-#[derive(Default)]
-pub(super) struct DownloadTimes {
-    pub(super) first_byte_at: Option<Timestamp>,
-    pub(super) switches: Vec<Timestamp>,
-}
 
 /// The agent's podcasts: the library, and what the task of [`run`](PodcastService::run) works on.
 pub(in super::super) struct PodcastService {
@@ -45,8 +38,8 @@ pub(in super::super) struct PodcastService {
     pub(super) adding: tokio::sync::Mutex<()>,
     /// The way of feeds to this device.
     pub(super) transport: OnceLock<Arc<StreamTransport>>,
-    /// When the downloads that run got their first byte and changed networks.
-    pub(super) times: Mutex<BTreeMap<u64, DownloadTimes>>,
+    /// What the log will keep of the downloads that run, by the number of their transfer.
+    pub(super) records: Mutex<BTreeMap<u64, RunningRecord>>,
     /// The port for other apps.
     pub(in super::super) apps: AppPort,
     /// Held during an exchange with a server.
@@ -69,7 +62,7 @@ impl Default for PodcastService {
             planning: tokio::sync::Mutex::default(),
             adding: tokio::sync::Mutex::default(),
             transport: OnceLock::new(),
-            times: Mutex::default(),
+            records: Mutex::default(),
             apps: AppPort::default(),
             syncing: tokio::sync::Mutex::default(),
             sync_changed: Notify::new(),

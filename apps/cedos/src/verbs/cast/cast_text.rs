@@ -26,7 +26,9 @@ pub fn lines(request: &PodcastRequest, answer: &Value, now: &Zoned) -> Vec<Strin
             let head = channel(&answer["channel"]["summary"]);
             let left_out = left_out(&answer["channel"]["skipped"]);
             let episodes = episodes.iter().map(|e| episode(e, false, now));
+            let proposed = proposed(&answer["channel"]["summary"]["id"], &answer["proposal"]);
             std::iter::once(head)
+                .chain(proposed)
                 .chain(left_out)
                 .chain(episodes)
                 .collect()
@@ -55,7 +57,9 @@ pub fn lines(request: &PodcastRequest, answer: &Value, now: &Zoned) -> Vec<Strin
         | PodcastRequest::Download { .. } => {
             vec![episode(&answer["episode"]["summary"], true, now)]
         }
-        PodcastRequest::Export { .. } | PodcastRequest::Play { .. } => Vec::new(),
+        PodcastRequest::Export { .. }
+        | PodcastRequest::Log { .. }
+        | PodcastRequest::Play { .. } => Vec::new(),
         PodcastRequest::Apps { .. } => vec![
             format!("Subscriptions (OPML)   {}", text(&answer["subscriptions"])),
             format!("Sync server            {}", text(&answer["server"])),
@@ -213,6 +217,26 @@ fn left_out(skipped: &Value) -> Option<String> {
     (!reasons.is_empty()).then(|| format!("left out of the feed: items {}", reasons.join(", ")))
 }
 
+/// A rule that fits better how the channel is listened to, and how to set it.
+fn proposed(channel: &Value, proposal: &Value) -> Option<String> {
+    let schedule = text(&proposal["schedule"]);
+    let (plays, met) = (proposal["plays"].as_u64()?, proposal["met"].as_u64()?);
+    let hours = |field: &str| {
+        proposal[field]
+            .as_u64()
+            .map(|s| format!("{:.1} h", s as f64 / 3_600.0))
+    };
+    let delay = hours("mean_delay_s")?;
+    let now = match (hours("mean_delay_now_s"), proposal["met_now"].as_u64()) {
+        (Some(now), Some(met)) => format!("the present rule {now}, in time for {met}"),
+        _ => "the present rule has no deadline".to_owned(),
+    };
+    Some(format!(
+        "proposal: {schedule}   in time for {met} of the last {plays} plays, leaves {delay} for free networks ({now})   \
+         cedos cast rule {channel} {schedule}"
+    ))
+}
+
 fn refreshed(channel: &Value) -> String {
     let title = text(&channel["title"]);
     let report = &channel["report"];
@@ -262,6 +286,31 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_proposal_has_its_reason_and_the_command_that_sets_it() {
+        let now: Zoned = "2030-06-03T06:00:00[UTC]".parse().expect("a time");
+        let mut answer = json!({"episodes": [], "channel": {"summary": {"id": 3, "title": "News"}}, "proposal": {
+            "schedule": "weekdays 07:30", "plays": 9, "met": 9, "met_now": 4, "mean_delay_s": 48_600,
+            "mean_delay_now_s": 3_600,
+        }});
+        let request = PodcastRequest::Show {
+            channel: "3".into(),
+            limit: 1,
+        };
+        let told = lines(&request, &answer, &now);
+        let proposal = &told[1];
+        for part in [
+            "9 of the last 9",
+            "13.5 h",
+            "1.0 h, in time for 4",
+            "cedos cast rule 3 weekdays 07:30",
+        ] {
+            assert!(proposal.contains(part), "{part}: {proposal}");
+        }
+        answer["proposal"] = Value::Null;
+        assert_eq!(lines(&request, &answer, &now).len(), 1);
+    }
 
     #[test]
     fn an_episode_that_waits_says_by_when_and_why() {

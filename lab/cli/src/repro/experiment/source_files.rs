@@ -23,6 +23,7 @@ const SCENARIOS: &[(&str, &str)] = scenarios![
     "bloat-evdo-b.toml"
     "bloat-hspa.toml"
     "bloat-lte.toml"
+    "readycast-week.toml"
     "two-paths-even-far.toml"
     "two-paths-even.toml"
     "two-paths-uneven-far.toml"
