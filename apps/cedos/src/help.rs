@@ -145,6 +145,42 @@ pub const EXAMPLES: &[(&str, [&str; 2])] = &[
         ],
     ),
     (
+        "cast index",
+        [
+            "cedos cast index podcastindex_feeds.db.tgz",
+            "cedos cast index https://public.podcastindex.org/podcastindex_feeds.db.tgz",
+        ],
+    ),
+    (
+        "cast backup",
+        [
+            "cedos cast backup podcasts.sqlite",
+            "cedos cast backup podcasts.sqlite --json",
+        ],
+    ),
+    (
+        "cast log",
+        ["cedos cast log --since 7d", "cedos cast log --summary"],
+    ),
+    (
+        "cast export",
+        [
+            "cedos cast export log.json",
+            "cedos cast export log.json --anonymous",
+        ],
+    ),
+    (
+        "cast apps",
+        ["cedos cast apps", "cedos cast apps --new-links"],
+    ),
+    (
+        "cast sync",
+        [
+            "cedos cast sync https://sync.example.org --user me",
+            "cedos cast sync --status",
+        ],
+    ),
+    (
         "cast refresh",
         ["cedos cast refresh", "cedos cast refresh 3"],
     ),

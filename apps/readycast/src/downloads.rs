@@ -26,7 +26,7 @@ use crate::library::{Library, LibraryError, json, optional_time, seconds, time, 
 use crate::local_host::local_host_of;
 use crate::refresh::refused_enclosure;
 use crate::rule::{ChannelRule, DownloadSchedule};
-use crate::transfer_log::{TransferRecord, WHEN_FREE_POLICY};
+use crate::transfer_log::TransferRecord;
 
 /// Time until a failed download is tried again; it doubles with each failure, up to a day.
 pub const DOWNLOAD_RETRY: Duration = Duration::from_secs(10 * 60);
@@ -550,10 +550,7 @@ fn plan_start(
         }
         None => {
             planned.deadline = rule.schedule.deadline(planned.published, now);
-            planned.policy = match (&rule.policy, rule.schedule) {
-                (None, DownloadSchedule::WhenFree) => Some(WHEN_FREE_POLICY.to_owned()),
-                (policy, _) => policy.clone(),
-            };
+            planned.policy = rule.download_policy();
         }
     }
     plan.start.push(planned);

@@ -184,10 +184,9 @@ impl Library {
         for action in actions {
             let channel = known_channel(&transaction, &mut channels, action)?;
             let mut action = action.clone();
-            action.happened_at = action.happened_at.min(now);
             cut(&mut action.device);
             action.guid.as_mut().map(cut);
-            record(&transaction, channel, &action, source, &mut recorded)?;
+            record(&transaction, channel, &action, source, now, &mut recorded)?;
         }
         trim(&transaction)?;
         transaction.commit()?;
@@ -216,7 +215,7 @@ impl Library {
             if let Some((episode, _)) = find_episode(&transaction, *channel, action)? {
                 apply(&transaction, episode, action)?;
             }
-            store(&transaction, action, source, true)?;
+            store(&transaction, action, None, source, true)?;
         }
         transaction.commit()?;
         Ok(pending.len())
@@ -288,9 +287,12 @@ fn record(
     channel: Option<i64>,
     action: &SyncAction,
     source: &str,
+    now: Timestamp,
     recorded: &mut RecordedActions,
 ) -> rusqlite::Result<()> {
     let mut action = action.clone();
+    let stated_at = seconds(action.happened_at);
+    action.happened_at = action.happened_at.min(now);
     let mut found = None;
     if let Some(channel) = channel {
         // Under the names of the library, whatever names the app has.
@@ -306,49 +308,91 @@ fn record(
     let kind = i64::from(!action.kind.is_about_listening());
     let known = transaction
         .prepare_cached(
-            "SELECT happened_at, action, position FROM episode_actions WHERE podcast = ?1 AND episode = ?2 AND kind = ?3",
+            "SELECT happened_at, action, position, stated_at, stated_position FROM episode_actions
+             WHERE podcast = ?1 AND episode = ?2 AND kind = ?3",
         )?
         .query_row(
             params![action.podcast.as_str(), action.episode.as_str(), kind],
-            |row| Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?, row.get::<_, Option<u32>>(2)?)),
+            KnownAction::of,
         )
         .optional()?;
-    // Times are whole seconds: of two different actions in the same one, that which came last counts.
-    let is_known = known.is_some_and(|(at, word, position)| {
-        let is_same = word == action.kind.as_str() && position == action.position;
-        at > seconds(action.happened_at) || (at == seconds(action.happened_at) && is_same)
-    });
-    if is_known {
+    if known.is_some_and(|known| known.counts_before(&action, stated_at)) {
         recorded.older += 1;
         return Ok(());
     }
     match found {
         Some((episode, _)) => {
             apply(transaction, episode, &action)?;
-            store(transaction, &action, source, true)?;
+            store(transaction, &action, Some(stated_at), source, true)?;
             recorded.applied += 1;
         }
         None => {
-            store(transaction, &action, source, false)?;
+            store(transaction, &action, Some(stated_at), source, false)?;
             recorded.pending += 1;
         }
     }
     Ok(())
 }
 
+/// What is known of how far an episode was heard, or of its file.
+struct KnownAction {
+    happened_at: i64,
+    word: String,
+    position: Option<u32>,
+    stated_at: Option<i64>,
+    stated_position: Option<u32>,
+}
+
+impl KnownAction {
+    fn of(row: &Row<'_>) -> rusqlite::Result<KnownAction> {
+        Ok(KnownAction {
+            happened_at: row.get(0)?,
+            word: row.get(1)?,
+            position: row.get(2)?,
+            stated_at: row.get(3)?,
+            stated_position: row.get(4)?,
+        })
+    }
+
+    /// Whether this counts, and not `action`, which says that it happened at `stated_at`.
+    fn counts_before(&self, action: &SyncAction, stated_at: i64) -> bool {
+        // The same action comes again; what happened here since is newer, whatever time the action says.
+        let is_repeated = self.stated_at.is_some_and(|known| {
+            known > stated_at || (known == stated_at && self.stated_position == action.position)
+        });
+        // A player that does not say how far it came knows less than what is known.
+        let says_less = action.kind == EpisodeActionKind::Play && action.position.is_none();
+        let happened_at = seconds(action.happened_at);
+        // Times are whole seconds: of two different actions in the same one, that which came last counts.
+        let is_same = self.word == action.kind.as_str() && self.position == action.position;
+        let is_older =
+            self.happened_at > happened_at || (self.happened_at == happened_at && is_same);
+        is_repeated || says_less || is_older
+    }
+}
+
 /// Stores an action as the newest on its episode, after a trigger may have stored what it did to the episode.
+/// `stated_at`: when it happened, as another program said.
 fn store(
     transaction: &Transaction<'_>,
     action: &SyncAction,
+    stated_at: Option<i64>,
     source: &str,
     is_applied: bool,
 ) -> rusqlite::Result<()> {
     transaction
         .prepare_cached(
-            "INSERT OR REPLACE INTO episode_actions (podcast, episode, kind, guid, action, device, happened_at, started,
-             position, total, changed_at, source, applied)
+            "INSERT INTO episode_actions (podcast, episode, kind, guid, action, device, happened_at, started,
+             position, total, changed_at, source, applied, stated_at, stated_position)
              SELECT :podcast, :episode, :kind, :guid, :action, :device, :happened_at, :started, :position, :total,
-             max(unixepoch(), next), :source, :applied FROM sync_clock",
+             max(unixepoch(), next), :source, :applied, :stated_at,
+             CASE WHEN :stated_at IS NOT NULL THEN :position END FROM sync_clock WHERE 1
+             ON CONFLICT (podcast, episode, kind) DO UPDATE SET guid = excluded.guid, action = excluded.action,
+             device = excluded.device, happened_at = excluded.happened_at, started = excluded.started,
+             position = excluded.position, total = excluded.total, changed_at = excluded.changed_at,
+             source = excluded.source, applied = excluded.applied,
+             stated_position = CASE WHEN excluded.stated_at IS NULL THEN stated_position ELSE excluded.stated_position END,
+             stated_at = coalesce(excluded.stated_at, stated_at)",
         )?
         .execute(named_params! {
             ":podcast": action.podcast.as_str(),
@@ -363,6 +407,7 @@ fn store(
             ":total": action.total,
             ":source": source,
             ":applied": is_applied,
+            ":stated_at": stated_at,
         })?;
     Ok(())
 }
@@ -513,11 +558,27 @@ mod tests {
             .expect("stored");
         assert_eq!(record(play(0, 60, 1_300)).older, 1);
         let future = play(1, 60, now.as_second() + 1_000_000);
-        record(future);
+        record(future.clone());
         library
             .set_played(id(&library, 1), false, now)
             .expect("stored");
         assert_eq!(state(&library, 1), (false, 0));
+        // Servers send it again, until its time has come and after that.
+        for later_s in [1, 1_000_001] {
+            let later = Timestamp::from_second(now.as_second() + later_s).expect("a time");
+            let again = library.record_episode_actions(&[future.clone()], "server", later);
+            assert_eq!(again.expect("stored").older, 1);
+            assert_eq!(state(&library, 1), (false, 0));
+        }
+        // A player that does not say how far it came takes back nothing.
+        let silent = SyncAction {
+            position: None,
+            ..play(0, 0, now.as_second())
+        };
+        let later = Timestamp::from_second(now.as_second() + 5).expect("a time");
+        let silent = library.record_episode_actions(&[silent], "server", later);
+        assert_eq!(silent.expect("stored").older, 1);
+        assert_eq!(state(&library, 0), (false, 30_000));
         let (actions, _) = library.episode_actions(0, None).expect("a list");
         assert!(actions.iter().all(|a| a.happened_at <= Timestamp::now()));
     }

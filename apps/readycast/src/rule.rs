@@ -16,6 +16,8 @@ use jiff::civil::{Time, Weekday};
 use jiff::{Timestamp, ToSpan, Zoned};
 use serde::{Deserialize, Serialize};
 
+use crate::transfer_log::WHEN_FREE_POLICY;
+
 /// Episodes of a channel that are kept if its rule says nothing else.
 pub const KEEP_LATEST_DEFAULT: u32 = 3; // a guess: a week's commutes of a daily podcast are five
 
@@ -237,6 +239,16 @@ pub struct ChannelRule {
     pub policy: Option<String>,
     /// How much is kept.
     pub keep: KeepRule,
+}
+
+impl ChannelRule {
+    /// The policy of downloads: that of the rule, or the one that its schedule asks for; none for the device's own.
+    pub fn download_policy(&self) -> Option<String> {
+        match (&self.policy, self.schedule) {
+            (None, DownloadSchedule::WhenFree) => Some(WHEN_FREE_POLICY.to_owned()),
+            (policy, _) => policy.clone(),
+        }
+    }
 }
 
 impl Default for ChannelRule {

@@ -65,6 +65,10 @@ CREATE TABLE episode_actions (
     changed_at INTEGER NOT NULL,
     source TEXT NOT NULL DEFAULT '',
     applied INTEGER NOT NULL DEFAULT 1,
+    -- The time and position of the last action that another program sent, as it said them: the same action may come
+    -- again, and its time may be ahead of the clock here.
+    stated_at INTEGER,
+    stated_position INTEGER,
     PRIMARY KEY (podcast, episode, kind)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX episode_actions_since ON episode_actions (changed_at);
@@ -91,10 +95,23 @@ END;
 -- Positions are known by addresses: they follow a feed or an episode that gets another one, and are there again when
 -- somebody subscribes again.
 CREATE TRIGGER actions_follow_feed AFTER UPDATE OF url ON channels WHEN OLD.url IS NOT NEW.url BEGIN
-    UPDATE OR REPLACE episode_actions SET podcast = NEW.url WHERE podcast = OLD.url;
+    -- What is known under the new address and newer stays.
+    DELETE FROM episode_actions WHERE podcast = OLD.url AND EXISTS (
+        SELECT 1 FROM episode_actions n WHERE n.podcast = NEW.url AND n.episode = episode_actions.episode
+        AND n.kind = episode_actions.kind AND n.happened_at >= episode_actions.happened_at);
+    UPDATE episode_actions SET applied = 0 WHERE podcast = NEW.url;
+    UPDATE OR REPLACE episode_actions SET podcast = NEW.url,
+        changed_at = (SELECT max(unixepoch(), next) FROM sync_clock) WHERE podcast = OLD.url;
 END;
 CREATE TRIGGER actions_follow_episode AFTER UPDATE OF enclosure ON episodes WHEN OLD.enclosure IS NOT NEW.enclosure BEGIN
-    UPDATE OR REPLACE episode_actions SET episode = NEW.enclosure
+    DELETE FROM episode_actions WHERE podcast = (SELECT url FROM channels WHERE id = NEW.channel)
+        AND episode = OLD.enclosure AND EXISTS (
+        SELECT 1 FROM episode_actions n WHERE n.podcast = episode_actions.podcast AND n.episode = NEW.enclosure
+        AND n.kind = episode_actions.kind AND n.happened_at >= episode_actions.happened_at);
+    UPDATE episode_actions SET applied = 0
+    WHERE podcast = (SELECT url FROM channels WHERE id = NEW.channel) AND episode = NEW.enclosure;
+    UPDATE OR REPLACE episode_actions SET episode = NEW.enclosure,
+        changed_at = (SELECT max(unixepoch(), next) FROM sync_clock)
     WHERE podcast = (SELECT url FROM channels WHERE id = NEW.channel) AND episode = OLD.enclosure;
 END;
 CREATE TRIGGER actions_outlive_channel AFTER DELETE ON channels BEGIN

@@ -8,6 +8,7 @@
 //!
 //! Pure functions: a log that another device exported serves as well.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::civil::{Time, Weekday};
@@ -64,11 +65,11 @@ pub struct StudySummary {
     pub cellular_share: Option<f64>,
     /// Share of the bytes that networks carried which are not free.
     pub metered_share: Option<f64>,
-    /// Downloads with a deadline, whole or not, those that a person cancelled not counted before it.
+    /// Downloads with a deadline, except unfinished ones that ended before it.
     pub with_deadline: u64,
     /// Share of the downloads with a deadline that were whole by it.
     pub in_time_share: Option<f64>,
-    /// Bytes that a client fetches again which begins at the first byte whenever it loses its network.
+    /// Bytes that a client without resumption would fetch again after each loss of its network.
     pub restart_bytes: u64,
     /// Bytes that were fetched again here.
     pub wasted_bytes: u64,
@@ -255,12 +256,20 @@ pub fn propose_delay(
     present: DownloadSchedule,
     zone: &TimeZone,
 ) -> Option<DelayProposal> {
-    let mut plays: Vec<Play> = entries
-        .iter()
-        .filter_map(|entry| {
-            let played_at = entry.played_at.filter(|at| *at > entry.started_at)?;
-            Some((entry.started_at, played_at))
-        })
+    // An episode may have been tried several times before it was whole: it is one play, wanted since the first.
+    let mut by_play = BTreeMap::new();
+    for entry in entries {
+        let Some(played_at) = entry.played_at.filter(|at| *at > entry.started_at) else {
+            continue;
+        };
+        let play = by_play
+            .entry((entry.episode, played_at))
+            .or_insert((entry.started_at, false));
+        *play = (play.0.min(entry.started_at), play.1 || entry.is_whole);
+    }
+    let whole = by_play.into_iter().filter(|(_, (_, is_whole))| *is_whole);
+    let mut plays: Vec<Play> = whole
+        .map(|((_, played_at), (started_at, _))| (started_at, played_at))
         .collect();
     plays.sort_by_key(|(_, played_at)| *played_at);
     plays.drain(..plays.len().saturating_sub(PROPOSAL_PLAYS_MAX));
@@ -359,6 +368,7 @@ fn candidates(plays: &[Play], zone: &TimeZone) -> Vec<DownloadSchedule> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::EpisodeId;
     use crate::transfer_log::{CarriedBytes, LoggedLoss, LoggedNetwork, LoggedSwitch};
 
     fn at(text: &str) -> Timestamp {
@@ -570,6 +580,16 @@ mod tests {
         // Years of nights, then weeks of mornings.
         let mut log = vec![play(1, "2030-06-01T23:50"); 500];
         log.extend((0..PROPOSAL_PLAYS_MAX / 5).flat_map(|_| commutes()));
+        for (number, entry) in log.iter_mut().enumerate() {
+            entry.episode = Some(EpisodeId(number as i64));
+        }
+        // Each was tried before in vain.
+        let tried = log.iter().map(|entry| TransferLogEntry {
+            is_whole: false,
+            started_at: entry.started_at + Duration::from_secs(60),
+            ..entry.clone()
+        });
+        log.extend(tried.collect::<Vec<_>>());
         let proposal = propose_delay(&log, rule("in 1h"), &zone()).expect("a proposal");
         assert_eq!(proposal.schedule, "weekdays 07:30");
         assert_eq!(proposal.plays, PROPOSAL_PLAYS_MAX);

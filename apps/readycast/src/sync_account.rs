@@ -1,5 +1,6 @@
 //! The server that subscriptions and positions are exchanged with, and how far the exchange is.
 
+use std::fmt;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -19,7 +20,7 @@ pub const SYNC_RETRY_MAX: Duration = Duration::from_secs(24 * 3_600);
 const SYNC_RETRY: Duration = Duration::from_secs(5 * 60); // a guess
 
 /// The account at a server.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, PartialEq, Eq, Serialize)]
 pub struct SyncAccount {
     /// Address of the server.
     pub server: Url,
@@ -54,10 +55,17 @@ pub struct SyncProgress {
     pub sent_until: i64,
 }
 
+impl fmt::Debug for SyncAccount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Without the password.
+        write!(f, "SyncAccount({} at {})", self.user, self.server)
+    }
+}
+
 impl SyncAccount {
     /// What names the account as the source of changes.
     pub fn source(&self) -> String {
-        format!("server:{}", self.server)
+        format!("server:{} {}", self.user, self.server)
     }
 }
 
@@ -99,6 +107,17 @@ impl Library {
             "DELETE FROM sync_account WHERE server <> ?1 OR user_name <> ?2 OR is_nextcloud <> ?3",
             params![account.server.as_str(), account.user, account.is_nextcloud],
         )?;
+        let is_new: bool =
+            transaction.query_row("SELECT count(*) = 0 FROM sync_account", [], |row| {
+                row.get(0)
+            })?;
+        if is_new {
+            // What came from there earlier may be there no longer: all is sent.
+            for table in ["subscription_changes", "episode_actions"] {
+                let sql = format!("UPDATE {table} SET source = '' WHERE source = ?1");
+                transaction.execute(&sql, [account.source()])?;
+            }
+        }
         transaction.execute(
             "INSERT INTO sync_account (id, server, user_name, authorization, device, is_nextcloud, next_sync_at)
              VALUES (1, ?1, ?2, ?3, ?4, ?5, ?6)

@@ -634,6 +634,53 @@ async fn what_makes_no_sense_is_refused_and_changes_nothing() {
 }
 
 #[tokio::test]
+async fn an_app_that_follows_a_feed_to_its_new_address_does_not_end_the_subscription() {
+    let has_moved = Arc::new(AtomicBool::new(false));
+    let flag = has_moved.clone();
+    let origin = ScriptedOrigin::start(move |asked| {
+        let is_old = asked.path == "/old";
+        match flag.load(Ordering::Relaxed) && is_old {
+            true => {
+                let to = [("Location", "/new"), ("Content-Length", "0")];
+                OriginReply(reply("301 Moved Permanently", &to, b""), ReplyEnd::Close)
+            }
+            false => unconditional_feed_reply(asked, "Morning", &["a"]),
+        }
+    })
+    .await;
+    let (old, new) = (origin.url("/old"), origin.url("/new"));
+    let home = Listener::subscribed(&[&old]).await;
+    let access = home.apps().await;
+    has_moved.store(true, Ordering::Relaxed);
+    home.cast(&["refresh"]).await;
+    assert_eq!(home.feeds().await, [new.clone()]);
+    let before = home.cast(&["list"]).await["channels"][0]["id"].clone();
+    let path = "/origins/api/2/subscriptions/cedos/phone.json";
+    for body in [
+        json!({"add": [], "remove": [old]}),
+        json!({"add": [new], "remove": [old]}),
+    ] {
+        let answer = access.api("POST", path, &body.to_string()).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        assert_eq!(home.feeds().await, [new.clone()]);
+    }
+    let after = home.cast(&["list"]).await["channels"][0]["id"].clone();
+    assert_eq!(after, before, "the same channel, with its rule and files");
+}
+
+#[tokio::test]
+async fn the_agents_own_server_is_not_synced_with() {
+    let origin = origin().await;
+    let home = Listener::subscribed(&[&origin.url("/feed")]).await;
+    let access = home.apps().await;
+    let server = &access.server;
+    home.set_up(server, &access.user, &access.password)
+        .await
+        .ends_with(2, "this agent's own server");
+    assert_eq!(home.feeds().await, [origin.url("/feed")]);
+}
+
+#[tokio::test]
 async fn two_devices_have_the_same_podcasts_and_positions_after_they_synced() {
     let origin = origin().await;
     let [one, two, three] = ["/feed1", "/feed2", "/feed3"].map(|path| origin.url(path));
@@ -754,7 +801,7 @@ async fn a_server_that_cannot_sync_is_one_sentence_and_nothing_is_lost() {
             ),
             (3, _) => {
                 let headers = [
-                    ("Location", "https://elsewhere.example/"),
+                    ("Location", "https://elsewhere.example/api/2/x.json"),
                     ("Content-Length", "0"),
                 ];
                 OriginReply(
@@ -788,7 +835,10 @@ async fn a_server_that_cannot_sync_is_one_sentence_and_nothing_is_lost() {
     for (phase_number, sentence) in [
         (1, "it answers 500"),
         (2, "not answer in the gpodder API"),
-        (3, "is at https://elsewhere.example/"),
+        (
+            3,
+            "is at https://elsewhere.example; set it up there: `cedos cast sync https://elsewhere.example --user",
+        ),
         (4, "broke off"),
         (5, "refuses the user name or the password of me"),
         (6, "7 of 7 subscriptions ended"),

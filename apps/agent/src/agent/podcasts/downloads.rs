@@ -208,13 +208,17 @@ impl Agent {
         else {
             return Ok(());
         };
+        let is_by_rule = episode.own_deadline.is_none();
         let own = episode.own_deadline.clone().and_then(|own| own.policy);
         let policy = match own {
             Some(policy) => Some(policy),
             None => {
                 let channel = episode.summary.channel;
                 let channel = self.podcasts.with(move |library| library.channel(channel));
-                channel.await?.and_then(|c| c.summary.rule.policy)
+                channel.await?.and_then(|channel| match is_by_rule {
+                    true => channel.summary.rule.download_policy(),
+                    false => channel.summary.rule.policy,
+                })
             }
         };
         let source = self

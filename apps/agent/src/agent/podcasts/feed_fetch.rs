@@ -34,6 +34,8 @@ use crate::stream::stream_transport::StreamTransport;
 
 /// How long a body may bring nothing.
 const SILENCE_MAX: Duration = Duration::from_secs(30); // a guess, as for the head
+/// How long a body may take: an origin that sends a byte now and then holds one of few places.
+const BODY_WITHIN: Duration = Duration::from_secs(10 * 60); // a guess: 50 MB over a slow network
 
 /// What is asked for.
 pub(super) struct FeedFetch {
@@ -204,16 +206,18 @@ impl Agent {
                 }
                 continue;
             }
-            let body = self.read_body(body, &head.headers, ask, &url).await;
-            if let Ok(body) = &body {
-                let bytes = body.len() as u64;
-                self.record_spending(&[(name.clone(), class, bytes)]);
-                lock(&self.meter).carried(class, true, bytes);
-            }
+            let mut bytes = Vec::new();
+            let reading = self.read_body(body, &head.headers, ask, &url, &mut bytes);
+            let read = timeout(BODY_WITHIN, reading).await;
+            // What was not whole has its cost as well.
+            let carried = bytes.len() as u64;
+            self.record_spending(&[(name.clone(), class, carried)]);
+            lock(&self.meter).carried(class, true, carried);
+            read.map_err(|_| FeedFault::Failed(format!("{} is too slow", host(&url))))??;
             return Ok(FeedAnswer {
                 status: head.status,
                 headers: head.headers,
-                body: body?,
+                body: bytes,
                 url,
                 moved_to,
                 local_host,
@@ -231,7 +235,8 @@ impl Agent {
         headers: &HeaderMap,
         ask: &FeedFetch,
         url: &Url,
-    ) -> Result<Vec<u8>, FeedFault> {
+        bytes: &mut Vec<u8>,
+    ) -> Result<(), FeedFault> {
         let too_large = || {
             let most = ask.bytes_max >> 20;
             FeedFault::Failed(format!("{} sent more than {most} MB", host(url)))
@@ -241,11 +246,11 @@ impl Agent {
         if said > ask.bytes_max {
             return Err(too_large());
         }
-        let mut bytes = Vec::with_capacity(said);
+        bytes.reserve(said);
         loop {
             let frame = timeout(SILENCE_MAX, body.frame()).await;
             let Some(frame) = frame.map_err(|_| silent(url))? else {
-                return Ok(bytes);
+                return Ok(());
             };
             let frame = frame.map_err(|error| broken(url, &error))?;
             if let Ok(data) = frame.into_data() {

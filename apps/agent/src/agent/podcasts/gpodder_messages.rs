@@ -24,8 +24,10 @@ const SECONDS_MAX: u64 = 30 * 24 * 3_600; // a guess
 /// An address of HTTP, as the library writes it.
 pub(super) fn web_address(text: &str) -> Option<Url> {
     let text = text.trim();
-    let url = (text.len() <= ADDRESS_BYTES_MAX).then(|| Url::parse(text).ok())??;
+    let mut url = (text.len() <= ADDRESS_BYTES_MAX).then(|| Url::parse(text).ok())??;
     let is_web = matches!(url.scheme(), "http" | "https") && url.host().is_some();
+    // Nobody's password comes from another program.
+    let _ = (url.set_username(""), url.set_password(None));
     is_web.then_some(url)
 }
 
@@ -44,7 +46,10 @@ fn seconds_of(value: Option<&Value>) -> Option<u32> {
 fn time_of(value: Option<&Value>) -> Option<Timestamp> {
     let value = value?;
     let Some(text) = value.as_str() else {
-        return Timestamp::from_second(value.as_i64()?).ok();
+        let second = value
+            .as_i64()
+            .or_else(|| value.as_f64().map(|second| second as i64))?;
+        return Timestamp::from_second(second).ok();
     };
     let text = text.trim();
     if let Ok(at) = text.parse::<Timestamp>() {

@@ -35,7 +35,16 @@ impl Agent {
     pub(super) async fn import_index(&self, file: PathBuf) -> Result<IndexImport, TransferFailure> {
         // The folder is the library's.
         self.podcasts.library()?;
-        let importing = tokio::task::spawn_blocking(move || import(&file)).await;
+        let Ok(guard) = self.podcasts.importing.clone().try_lock_owned() else {
+            return Err(TransferFailure::error(
+                "an index is being made already; wait until it is there",
+            ));
+        };
+        let work = move || {
+            let _guard = guard;
+            import(&file)
+        };
+        let importing = tokio::task::spawn_blocking(work).await;
         importing.map_err(|error| TransferFailure::error(error.to_string()))?
     }
 }

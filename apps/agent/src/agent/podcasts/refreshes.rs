@@ -1,5 +1,7 @@
 //! Refreshing feeds: one request each, conditional where the feed was read before.
 
+use std::time::Duration;
+
 use cedos_readycast::{ChannelId, FEED_BYTES_MAX, RefreshOutcome, RefreshReport, RefreshRequest};
 use http::StatusCode;
 use jiff::Timestamp;
@@ -62,6 +64,9 @@ pub(super) fn status_text(answer: &FeedAnswer, status: StatusCode) -> String {
     }
 }
 
+/// How long a feed is left alone whose refresh could not be stored: the disk is full, for example.
+const UNSTORED_PAUSE: Duration = Duration::from_secs(60); // a guess
+
 impl Agent {
     /// Fetches the feed of a channel that is due, and stores what came. `_permit` is its host's.
     pub(super) async fn refresh_due(&self, channel: ChannelId, _permit: OwnedSemaphorePermit) {
@@ -74,7 +79,11 @@ impl Agent {
                 tracing::debug!(%channel, added = report.added, problem = report.problem, "refreshed");
             }
             Ok(None) => {}
-            Err(failure) => tracing::warn!(%channel, error = failure.text, "cannot refresh"),
+            Err(failure) => {
+                tracing::warn!(%channel, error = failure.text, "cannot refresh");
+                // The feed is still due, and nothing else keeps it from being fetched again at once.
+                tokio::time::sleep(UNSTORED_PAUSE).await;
+            }
         }
     }
 

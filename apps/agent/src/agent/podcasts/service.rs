@@ -46,6 +46,8 @@ pub(in super::super) struct PodcastService {
     pub(super) syncing: tokio::sync::Mutex<()>,
     /// Makes the task of exchanges look at the account.
     pub(super) sync_changed: Notify,
+    /// Held while an index of podcasts is made.
+    pub(super) importing: Arc<tokio::sync::Mutex<()>>,
     /// Files of chapters that were asked for a short while ago.
     pub(super) chapters_asked: Mutex<BTreeMap<Url, Instant>>,
 }
@@ -66,6 +68,7 @@ impl Default for PodcastService {
             apps: AppPort::default(),
             syncing: tokio::sync::Mutex::default(),
             sync_changed: Notify::new(),
+            importing: Arc::default(),
             chapters_asked: Mutex::default(),
         }
     }

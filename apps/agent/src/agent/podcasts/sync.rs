@@ -24,6 +24,7 @@ use url::Url;
 
 use self::exchange::SyncExchange;
 use super::super::state::Agent;
+use super::apps::open_port::AppPort;
 use crate::fetch::outcome::TransferFailure;
 
 /// The longest time until the account is looked at again, for clocks that were set and machines that slept.
@@ -73,7 +74,14 @@ impl Agent {
         let mut links = self.link_view.links();
         while !self.is_ending() {
             let account = match service.exists() {
-                true => service.with(Library::sync_account).await.ok().flatten(),
+                true => match service.with(Library::sync_account).await {
+                    Ok(account) => account,
+                    Err(failure) => {
+                        tracing::warn!(error = failure.text, "podcasts are not synced");
+                        tokio::time::sleep(LOOK_MAX).await;
+                        continue;
+                    }
+                },
                 false => None,
             };
             let Some(account) = account else {
@@ -110,6 +118,10 @@ impl Agent {
         address: &Url,
     ) -> Result<Value, TransferFailure> {
         let account = account_of(address)?;
+        if AppPort::is_at(&account.server) {
+            let text = "that is this agent's own server, for other apps; name the server that you sync with elsewhere";
+            return Err(TransferFailure::usage(text));
+        }
         let account = SyncExchange::find(self, account).await?;
         let service = &self.podcasts;
         let stored = account.clone();

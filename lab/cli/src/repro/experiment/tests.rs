@@ -83,6 +83,8 @@ fn every_figure_of_every_row_can_be_computed() {
                     ]
                 });
                 report["switches"] = switches.collect();
+                report["podcasts"] = json!({"in_time_share": 1.0, "heard_whole_share": 1.0, "free_share": 0.9,
+                    "optimum_free_share": 1.0, "restart_share": 0.1, "switches": 3});
                 report
             };
             let at = format!("{} {}", row.id, venue.word());

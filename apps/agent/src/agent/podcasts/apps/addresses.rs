@@ -6,7 +6,7 @@ use url::Url;
 use crate::fetch::filename;
 
 /// The links of one port and token.
-pub(super) struct AppAddresses {
+pub(in super::super) struct AppAddresses {
     /// Scheme, host, port and token, with a slash at the end.
     base: Url,
     token: String,
@@ -14,7 +14,7 @@ pub(super) struct AppAddresses {
 
 /// What a link of the agent leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum AppLink {
+pub(in super::super) enum AppLink {
     /// The feed of this channel.
     Feed(ChannelId),
     /// The audio or video of this episode.
@@ -56,7 +56,7 @@ impl AppAddresses {
     }
 
     /// What an address leads to, if it is a link of this agent. Its port may be an earlier one.
-    pub(super) fn read(&self, address: &Url) -> Option<AppLink> {
+    pub(in super::super) fn read(&self, address: &Url) -> Option<AppLink> {
         let is_here = matches!(address.host_str(), Some("127.0.0.1" | "localhost"));
         let mut segments = address.path_segments()?;
         if !is_here || segments.next()? != self.token {

@@ -8,10 +8,11 @@
 //!
 //! `HEAD` asks for nothing: apps look at the size of episodes that nobody wants.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::extract::{Path as RoutePath, State};
 use axum::response::{IntoResponse, Response};
 use cedos_http::{ByteRanges, RangeDecision};
@@ -81,7 +82,9 @@ async fn describe(context: &AppContext, id: EpisodeId) -> Result<Response, Trans
         return Ok(missing());
     };
     let found = context.copy_of(&episode).await?;
-    let mut answer = Response::new(Body::empty());
+    // An empty body would be given the length 0, which would be taken for that of the file.
+    let nothing = stream::empty::<Result<Bytes, io::Error>>();
+    let mut answer = Response::new(Body::from_stream(nothing));
     let headers = answer.headers_mut();
     headers.insert(CONTENT_TYPE, media_type(&episode));
     headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));

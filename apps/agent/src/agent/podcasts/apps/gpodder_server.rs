@@ -283,7 +283,8 @@ impl ApiContext {
             let text = format!("a request changes at most {OPML_FEEDS_MAX} subscriptions");
             return Ok(wrong(&text));
         }
-        if add.iter().any(|address| remove.contains(address)) {
+        let removed: HashSet<&str> = remove.iter().copied().collect();
+        if add.iter().any(|address| removed.contains(address)) {
             return Ok(wrong("a feed is both added and removed"));
         }
         let agent = &self.app.agent;
@@ -319,14 +320,20 @@ impl ApiContext {
             removed = remove.len(),
             "an app synced"
         );
+        let stays: HashSet<_> = known.iter().flatten().map(|feed| feed.channel).collect();
         for text in remove {
             let Some(feed) = self.feed_at_origin(text).await? else {
                 continue;
             };
-            let found = agent
-                .podcasts
-                .with(move |library| library.channel_of_feed(&feed));
-            if let Some(channel) = found.await? {
+            let found = agent.podcasts.with(move |library| {
+                // One that moved is still subscribed to, under its other address.
+                if library.has_subscription_ended(&feed)? {
+                    return Ok(None);
+                }
+                library.channel_of_feed(&feed)
+            });
+            let found = found.await?;
+            if let Some(channel) = found.filter(|channel| !stays.contains(channel)) {
                 agent.remove_podcast(channel).await?;
             }
         }

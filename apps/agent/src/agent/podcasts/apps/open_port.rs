@@ -9,6 +9,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
+use url::Url;
 
 use super::addresses::AppAddresses;
 use crate::fetch::jobs;
@@ -75,6 +76,20 @@ impl AppPort {
     /// Whether an earlier agent had the port open, so that apps may ask at any time.
     pub(in super::super) fn is_saved() -> bool {
         SavedAppPort::load().is_some()
+    }
+
+    /// Whether this is the address of the port for apps.
+    pub(in super::super) fn is_at(address: &Url) -> bool {
+        let port = SavedAppPort::load().map(|saved| saved.port);
+        let is_here = matches!(address.host_str(), Some("127.0.0.1" | "localhost"));
+        is_here && port.is_some() && address.port_or_known_default() == port
+    }
+
+    /// The links of the port for apps; none if it was never opened, or is closed.
+    pub(in super::super) fn saved_links() -> Option<AppAddresses> {
+        let saved = SavedAppPort::load()?;
+        let base = format!("http://127.0.0.1:{}/{}", saved.port, saved.token);
+        Some(AppAddresses::new(&base, &saved.token))
     }
 
     /// Stops serving, because the agent ends; the next agent opens the port again.

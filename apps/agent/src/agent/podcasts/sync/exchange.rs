@@ -11,7 +11,7 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use cedos_readycast::{LibraryError, SyncAccount, SyncAction};
+use cedos_readycast::{ChannelSummary, LibraryError, OPML_FEEDS_MAX, SyncAccount, SyncAction};
 use http::{Method, StatusCode};
 use jiff::Timestamp;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 use url::{Host, Url};
 
 use super::super::super::state::Agent;
+use super::super::apps::open_port::AppPort;
 use super::super::gpodder_messages::{action_json, read_action, read_feeds, web_address};
 use super::server_request::{ServerAnswer, ServerFault};
 use super::{NEXTCLOUD_PATH, SyncReport};
@@ -294,6 +295,11 @@ impl<'a> SyncExchange<'a> {
             true => Vec::new(),
             false => owned(read_feeds(&changes["remove"])),
         };
+        let added: HashSet<&String> = add.iter().collect();
+        let remove: Vec<String> = remove
+            .into_iter()
+            .filter(|address| !added.contains(address))
+            .collect();
         self.remove(&remove).await?;
         self.add(&add).await?;
         self.account.progress.subscriptions_since = timestamp;
@@ -301,12 +307,26 @@ impl<'a> SyncExchange<'a> {
     }
 
     async fn add(&mut self, addresses: &[String]) -> Result<(), TransferFailure> {
+        if addresses.len() > OPML_FEEDS_MAX {
+            return Err(TransferFailure::error(format!(
+                "{} sends {} subscriptions at once; {OPML_FEEDS_MAX} is the most",
+                host(&self.account.server),
+                addresses.len(),
+            )));
+        }
+        let own = AppPort::saved_links();
         let mut feeds = Vec::new();
         for address in addresses {
             match web_address(address) {
                 Some(feed) if is_foreign_loopback(&feed, &self.account.server) => {
                     self.skip(format!(
                         "{feed}: another device's own address means nothing here"
+                    ));
+                }
+                // The agent's own feeds for other apps, which one of them has sent there.
+                Some(feed) if own.as_ref().is_some_and(|own| own.read(&feed).is_some()) => {
+                    self.skip(format!(
+                        "{feed}: a link of this agent is no feed of its own"
                     ));
                 }
                 Some(feed) => feeds.push(feed),
@@ -317,12 +337,15 @@ impl<'a> SyncExchange<'a> {
         let now = Timestamp::now();
         let added = self.agent.podcasts.with(move |library| {
             let (mut added, mut known) = (0, Vec::new());
-            let removed_here = library
-                .subscription_changes(sent_until, Some(&source))?
-                .remove;
+            let removed_here = library.subscription_changes(sent_until, Some(&source))?;
+            let removed_here: HashSet<Url> = removed_here
+                .remove
+                .into_iter()
+                .map(|feed| feed.url)
+                .collect();
             for feed in feeds {
                 // A person removed it here, and the server hears of it now.
-                if removed_here.iter().any(|removed| removed.url == feed) {
+                if removed_here.contains(&feed) {
                     continue;
                 }
                 if library.channel_of_feed(&feed)?.is_none() {
@@ -354,6 +377,7 @@ impl<'a> SyncExchange<'a> {
                     && let Some(channel) = library.channel(id)?
                     // One that moved is still subscribed to, under its other address.
                     && !library.has_subscription_ended(&feed)?
+                    && !ended.iter().any(|known: &ChannelSummary| known.id == id)
                 {
                     ended.push(channel.summary);
                 }
@@ -384,7 +408,12 @@ impl<'a> SyncExchange<'a> {
     }
 
     async fn receive_actions(&mut self) -> Result<(), TransferFailure> {
-        let since = (self.account.progress.actions_since - OVERLAP_S).max(0);
+        let since = (self
+            .account
+            .progress
+            .actions_since
+            .saturating_sub(OVERLAP_S))
+        .max(0);
         let answer = self
             .json(SyncPath::Actions, Method::GET, Some(since), None)
             .await?;

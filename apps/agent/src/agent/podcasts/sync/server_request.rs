@@ -143,10 +143,16 @@ impl Agent {
             .into_parts();
         if head.status.is_redirection() {
             let location = head.headers.get(LOCATION).and_then(|to| to.to_str().ok());
-            let to = location.unwrap_or("another address");
+            let origin = location
+                .and_then(|to| url.join(to).ok())
+                .map(|to| to.origin());
+            let to = origin.filter(|to| to.is_tuple()).map_or_else(
+                || "another address".to_owned(),
+                |to| to.ascii_serialization(),
+            );
             // A password goes to no address that its owner did not name.
             return Err(failed(format!(
-                "says that it is at {to}; set it up with that address: `cedos cast sync URL --user NAME`"
+                "says that it is at {to}; set it up there: `cedos cast sync {to} --user NAME`"
             )));
         }
         let body = timeout(BODY_WITHIN, Limited::new(body, ANSWER_BYTES_MAX).collect()).await;
