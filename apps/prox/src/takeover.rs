@@ -78,12 +78,12 @@ impl TakeoverOffer {
         stream.set_nonblocking(false)?;
         let Ok(sockets) = self.sockets.try_lock() else {
             let text = "another process is taking this proxy over already";
-            return writeln!(stream, "{}", json!({"ok": false, "text": text}));
+            return send_message(&stream, &json!({"ok": false, "text": text}));
         };
         let passed: Vec<_> = sockets.iter().map(OwnedFd::as_fd).collect();
         if let Err(error) = send_with(&stream, &json!({"ok": true}), &passed) {
             let text = format!("it cannot hand its sockets over: {error}");
-            writeln!(stream, "{}", json!({"ok": false, "text": text}))?;
+            send_message(&stream, &json!({"ok": false, "text": text}))?;
             return Err(error);
         }
         tracing::info!("a new process prepares to take over");
@@ -96,7 +96,7 @@ impl TakeoverOffer {
                     Ok(standby) => standby,
                     Err(error) => {
                         let text = format!("it cannot prepare to hold the sockets: {error}");
-                        writeln!(stream, "{}", json!({"ok": false, "text": text}))?;
+                        send_message(&stream, &json!({"ok": false, "text": text}))?;
                         return Err(error);
                     }
                 };
@@ -126,9 +126,9 @@ impl ProxyTakeover {
     pub async fn begin(directory: &Path) -> Result<(ProxyTakeover, Vec<OwnedFd>), ControlError> {
         let stream = ControlClient::connect(directory).await?.into_stream();
         let asked = tokio::task::spawn_blocking(move || {
-            let mut stream = stream.into_std()?;
+            let stream = stream.into_std()?;
             stream.set_nonblocking(false)?;
-            writeln!(stream, "{}", json!({"do": "take-over"}))?;
+            send_message(&stream, &json!({"do": "take-over"}))?;
             let (answer, sockets) = receive_with(&stream)?;
             accepted(&answer)?;
             let stream = ManuallyDrop::new(stream);
@@ -144,8 +144,8 @@ impl ProxyTakeover {
     pub async fn release(&mut self) -> Result<(), ControlError> {
         let stream = self.stream.try_clone();
         let released = tokio::task::spawn_blocking(move || {
-            let mut stream = stream?;
-            let answer = writeln!(stream, "{}", json!({"do": "release"}))
+            let stream = stream?;
+            let answer = send_message(&stream, &json!({"do": "release"}))
                 .and_then(|()| read_message(stream));
             match answer {
                 Ok(answer) => accepted(&answer),
@@ -162,9 +162,9 @@ impl ProxyTakeover {
 
     /// Reports that this process serves, so that the other one ends.
     pub fn complete(self) {
-        let mut stream = ManuallyDrop::into_inner(self.stream);
+        let stream = ManuallyDrop::into_inner(self.stream);
         // If it is gone, nobody waits for this.
-        let _ = writeln!(stream, "{}", json!({"do": "served"}));
+        let _ = send_message(&stream, &json!({"do": "served"}));
     }
 }
 
@@ -230,7 +230,7 @@ pub fn await_replacement() -> io::Result<StandbyOutcome> {
     }
     // It is the first ([`Standby::prepare`]).
     let mut connection = UnixStream::from(sockets.remove(0));
-    let told = writeln!(connection, "{}", json!({"ok": true}));
+    let told = send_message(&connection, &json!({"ok": true}));
     connection.set_read_timeout(Some(SERVED_WITHIN))?;
     match told.and_then(|()| read_message(connection.try_clone()?)) {
         Ok(said) if said["do"] == "served" => Ok(StandbyOutcome::Replaced),
@@ -291,7 +291,11 @@ fn send_part(stream: &UnixStream, bytes: &[u8], sockets: &[BorrowedFd<'_>]) -> i
 fn receive_with(stream: &UnixStream) -> io::Result<(Value, Vec<OwnedFd>)> {
     let mut text = [0; MESSAGE_BYTES_MAX];
     let mut sockets = Vec::new();
-    let len = receive_part(stream, &mut text, &mut sockets)?;
+    let mut len = receive_part(stream, &mut text, &mut sockets)?;
+    // A message may come in pieces. The sockets are beside its first byte.
+    while !text[..len].contains(&b'\n') && len < text.len() {
+        len += receive_part(stream, &mut text[len..], &mut sockets)?;
+    }
     let message: Value = serde_json::from_slice(&text[..len])?;
     // A proxy that does not say it has all of them beside the message.
     let count = message["sockets"].as_u64().unwrap_or(0);
@@ -329,6 +333,11 @@ fn receive_part(
         return Err(ErrorKind::UnexpectedEof.into());
     }
     Ok(received.bytes)
+}
+
+/// Sends a message as a whole: a reader that is quick would see the pieces that formatting writes.
+fn send_message(mut stream: &UnixStream, message: &Value) -> io::Result<()> {
+    stream.write_all(format!("{message}\n").as_bytes())
 }
 
 fn read_message(stream: UnixStream) -> io::Result<Value> {
@@ -445,6 +454,18 @@ mod tests {
         let (passed, _) = sockets_passed(SOCKETS_MAX + 1).await;
         let error = passed.unwrap_err().to_string();
         assert!(error.contains("too many to hand over"), "{error}");
+    }
+
+    #[test]
+    fn a_message_that_comes_in_pieces_is_read_whole() {
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        let reader = std::thread::spawn(move || receive_with(&theirs).unwrap().0);
+        for piece in ["{", "\"ok\":", "false}", "\n"] {
+            ours.write_all(piece.as_bytes()).unwrap();
+            // sleep: the reader is to find this piece alone
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert_eq!(reader.join().unwrap(), json!({"ok": false}));
     }
 
     #[test]

@@ -633,13 +633,10 @@ async fn what_makes_no_sense_is_refused_and_changes_nothing() {
     assert_eq!(home.feeds().await, [origin.url("/feed")]);
 }
 
-#[tokio::test]
-async fn an_app_that_follows_a_feed_to_its_new_address_does_not_end_the_subscription() {
-    let has_moved = Arc::new(AtomicBool::new(false));
-    let flag = has_moved.clone();
-    let origin = ScriptedOrigin::start(move |asked| {
-        let is_old = asked.path == "/old";
-        match flag.load(Ordering::Relaxed) && is_old {
+/// An origin whose feed at `/old` is at `/new` once it has moved.
+async fn moving_origin(has_moved: Arc<AtomicBool>) -> ScriptedOrigin {
+    ScriptedOrigin::start(move |asked| {
+        match has_moved.load(Ordering::Relaxed) && asked.path == "/old" {
             true => {
                 let to = [("Location", "/new"), ("Content-Length", "0")];
                 OriginReply(reply("301 Moved Permanently", &to, b""), ReplyEnd::Close)
@@ -647,7 +644,13 @@ async fn an_app_that_follows_a_feed_to_its_new_address_does_not_end_the_subscrip
             false => unconditional_feed_reply(asked, "Morning", &["a"]),
         }
     })
-    .await;
+    .await
+}
+
+#[tokio::test]
+async fn an_app_that_follows_a_feed_to_its_new_address_does_not_end_the_subscription() {
+    let has_moved = Arc::new(AtomicBool::new(false));
+    let origin = moving_origin(has_moved.clone()).await;
     let (old, new) = (origin.url("/old"), origin.url("/new"));
     let home = Listener::subscribed(&[&old]).await;
     let access = home.apps().await;
@@ -666,6 +669,33 @@ async fn an_app_that_follows_a_feed_to_its_new_address_does_not_end_the_subscrip
     }
     let after = home.cast(&["list"]).await["channels"][0]["id"].clone();
     assert_eq!(after, before, "the same channel, with its rule and files");
+}
+
+#[tokio::test]
+async fn a_feed_that_another_device_followed_first_stays_with_its_positions() {
+    let has_moved = Arc::new(AtomicBool::new(false));
+    let origin = moving_origin(has_moved.clone()).await;
+    let (old, new) = (origin.url("/old"), origin.url("/new"));
+    let server = Listener::subscribed(&[&old]).await;
+    let device = Listener::subscribed(&[&old]).await;
+    let access = server.apps().await;
+    let address = format!("{}/origins", access.server);
+    let set_up = device
+        .set_up(&address, &access.user, &access.password)
+        .await;
+    assert_eq!(set_up.code, 0, "{}", set_up.errors);
+    let episode = device.episodes(&old).await[0]["id"].to_string();
+    device.cast(&["played", &episode]).await;
+    let before = device.cast(&["list"]).await["channels"][0]["id"].clone();
+    has_moved.store(true, Ordering::Relaxed);
+    server.cast(&["refresh"]).await;
+    assert_eq!(server.feeds().await, [new.clone()]);
+    let report = device.cast(&["sync"]).await["report"].clone();
+    assert_eq!(report["unsubscribed"], json!([]), "{report}");
+    assert_eq!(device.feeds().await, [new.clone()]);
+    let after = device.cast(&["list"]).await["channels"][0]["id"].clone();
+    assert_eq!(after, before, "the same channel, with its rule and files");
+    assert_eq!(device.episodes(&new).await[0]["played"], true);
 }
 
 #[tokio::test]

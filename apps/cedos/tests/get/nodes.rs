@@ -53,18 +53,20 @@ impl Balancer {
                 if let Entry::Vacant(free) = behind.entry(from) {
                     let socket = Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
                     free.insert(socket.clone());
-                    let (front, cut) = (front.clone(), cut.clone());
+                    let (front, cut, target) = (front.clone(), cut.clone(), target.clone());
                     tokio::spawn(async move {
                         let mut bytes = vec![0; 65_536];
                         // An error is an ICMP message about a node that is gone.
                         loop {
-                            let Ok((len, _)) = socket.recv_from(&mut bytes).await else {
+                            let Ok((len, node)) = socket.recv_from(&mut bytes).await else {
                                 continue;
                             };
-                            let (front, cut) = (front.clone(), cut.clone());
+                            let (front, cut, target) = (front.clone(), cut.clone(), target.clone());
                             let data = bytes[..len].to_vec();
                             let back = async move {
-                                if !cut.load(Ordering::SeqCst) {
+                                // What is held of a node is lost when the address moves to another.
+                                let is_current = *target.lock().unwrap() == node;
+                                if is_current && !cut.load(Ordering::SeqCst) {
                                     let _ = front.send_to(&data, from).await;
                                 }
                             };

@@ -395,6 +395,18 @@ impl<'a> SyncExchange<'a> {
         }
         let source = self.account.source();
         for channel in ended {
+            // A device that has followed the feed to another address says the same: it is followed here first.
+            if let Err(failure) = self.agent.refresh_channel(channel.id).await {
+                tracing::debug!(error = failure.text, "a feed that ended is not read");
+            }
+            let feed = channel.url.clone();
+            let has_moved = self
+                .agent
+                .podcasts
+                .with(move |library| library.has_subscription_ended(&feed));
+            if has_moved.await? {
+                continue;
+            }
             self.agent.remove_podcast(channel.id).await?;
             let (url, source) = (channel.url, source.clone());
             let marked = self
