@@ -74,7 +74,7 @@ impl TakeoverOffer {
 
     /// Serves a process that asked to take the sockets over.
     pub(crate) async fn attend(&self, stream: tokio::net::UnixStream) -> io::Result<()> {
-        let mut stream = stream.into_std()?;
+        let stream = stream.into_std()?;
         stream.set_nonblocking(false)?;
         let Ok(sockets) = self.sockets.try_lock() else {
             let text = "another process is taking this proxy over already";
@@ -229,7 +229,7 @@ pub fn await_replacement() -> io::Result<StandbyOutcome> {
         return Err(ErrorKind::InvalidData.into());
     }
     // It is the first ([`Standby::prepare`]).
-    let mut connection = UnixStream::from(sockets.remove(0));
+    let connection = UnixStream::from(sockets.remove(0));
     let told = send_message(&connection, &json!({"ok": true}));
     connection.set_read_timeout(Some(SERVED_WITHIN))?;
     match told.and_then(|()| read_message(connection.try_clone()?)) {

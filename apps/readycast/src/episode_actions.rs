@@ -566,7 +566,8 @@ mod tests {
         // Servers send it again, until its time has come and after that.
         for later_s in [1, 1_000_001] {
             let later = Timestamp::from_second(now.as_second() + later_s).expect("a time");
-            let again = library.record_episode_actions(&[future.clone()], "server", later);
+            let again =
+                library.record_episode_actions(std::slice::from_ref(&future), "server", later);
             assert_eq!(again.expect("stored").older, 1);
             assert_eq!(state(&library, 1), (false, 0));
         }

@@ -214,7 +214,9 @@ impl TransferLogEntry {
 /// 1970-01-01T00:00:00Z, where the first download was asked for.
 pub fn anonymous_log(entries: &[TransferLogEntry]) -> Vec<TransferLogEntry> {
     let first = entries.iter().map(|entry| entry.started_at).min();
-    let first = first.unwrap_or(Timestamp::UNIX_EPOCH);
+    // By whole seconds: what is whole in the second of its play stays so.
+    let first = first.map_or(0, Timestamp::as_second);
+    let first = Timestamp::from_second(first).unwrap_or(Timestamp::UNIX_EPOCH);
     let moved = |at: Timestamp| {
         let since = at.duration_since(first);
         Timestamp::from_duration(since).unwrap_or(Timestamp::UNIX_EPOCH)

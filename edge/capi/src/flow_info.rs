@@ -22,12 +22,15 @@ pub(crate) fn last_info(held: &CarriedFlow) -> D2tpInfo {
 
 /// The information of a socket whose flow is carried.
 pub(crate) fn info_of(held: &CarriedFlow) -> D2tpInfo {
+    let ahead = held.read_ahead.bytes();
+    // What lies in the pair may not be counted yet.
+    let received = held.received.get() + held.read_ahead.kept();
     let mut info = D2tpInfo {
         di_state: OPEN,
         di_bytes_sent: held.sent.get(),
         di_bytes_acked: held.acknowledged(),
-        di_bytes_received: held.received.get() + held.read_ahead.kept(),
-        di_bytes_ahead: held.read_ahead.bytes(),
+        di_bytes_received: received.max(ahead),
+        di_bytes_ahead: ahead,
         ..D2tpInfo::idle()
     };
     if let Some(left) = held.options.borrow().time_left() {

@@ -656,7 +656,7 @@ async fn an_app_that_follows_a_feed_to_its_new_address_does_not_end_the_subscrip
     let access = home.apps().await;
     has_moved.store(true, Ordering::Relaxed);
     home.cast(&["refresh"]).await;
-    assert_eq!(home.feeds().await, [new.clone()]);
+    assert_eq!(home.feeds().await, std::slice::from_ref(&new));
     let before = home.cast(&["list"]).await["channels"][0]["id"].clone();
     let path = "/origins/api/2/subscriptions/cedos/phone.json";
     for body in [
@@ -665,7 +665,7 @@ async fn an_app_that_follows_a_feed_to_its_new_address_does_not_end_the_subscrip
     ] {
         let answer = access.api("POST", path, &body.to_string()).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
-        assert_eq!(home.feeds().await, [new.clone()]);
+        assert_eq!(home.feeds().await, std::slice::from_ref(&new));
     }
     let after = home.cast(&["list"]).await["channels"][0]["id"].clone();
     assert_eq!(after, before, "the same channel, with its rule and files");
@@ -689,10 +689,10 @@ async fn a_feed_that_another_device_followed_first_stays_with_its_positions() {
     let before = device.cast(&["list"]).await["channels"][0]["id"].clone();
     has_moved.store(true, Ordering::Relaxed);
     server.cast(&["refresh"]).await;
-    assert_eq!(server.feeds().await, [new.clone()]);
+    assert_eq!(server.feeds().await, std::slice::from_ref(&new));
     let report = device.cast(&["sync"]).await["report"].clone();
     assert_eq!(report["unsubscribed"], json!([]), "{report}");
-    assert_eq!(device.feeds().await, [new.clone()]);
+    assert_eq!(device.feeds().await, std::slice::from_ref(&new));
     let after = device.cast(&["list"]).await["channels"][0]["id"].clone();
     assert_eq!(after, before, "the same channel, with its rule and files");
     assert_eq!(device.episodes(&new).await[0]["played"], true);
