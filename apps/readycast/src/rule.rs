@@ -16,7 +16,8 @@ use jiff::civil::{Time, Weekday};
 use jiff::{Timestamp, ToSpan, Zoned};
 use serde::{Deserialize, Serialize};
 
-use crate::transfer_log::WHEN_FREE_POLICY;
+/// The policy of downloads that wait for a free network for as long as it takes.
+pub(crate) const WHEN_FREE_POLICY: &str = "free-only";
 
 /// Episodes of a channel that are kept if its rule says nothing else.
 pub const KEEP_LATEST_DEFAULT: u32 = 3; // a guess: a week's commutes of a daily podcast are five

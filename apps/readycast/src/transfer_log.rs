@@ -17,16 +17,13 @@ use url::Url;
 use crate::channel::ChannelId;
 use crate::episode::{EpisodeId, EpisodeState};
 use crate::library::{Library, LibraryError, optional_time, optional_url, seconds, to_json};
-use crate::rule::NOTICE_MIN;
+use crate::rule::{NOTICE_MIN, WHEN_FREE_POLICY};
 
 /// Entries that are kept: the newest.
 pub const TRANSFER_LOG_ENTRIES_MAX: u32 = 10_000; // a guess: years of one person's downloads
 
 /// Switches, and lost networks, that are kept of one download: the first.
 pub const SWITCHES_MAX: usize = 1_000; // a guess: a switch each minute of a day is 1,440
-
-/// The policy of downloads that wait for a free network for as long as it takes.
-pub(crate) const WHEN_FREE_POLICY: &str = "free-only";
 
 /// A network as the log knows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
