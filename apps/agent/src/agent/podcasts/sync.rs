@@ -39,7 +39,7 @@ const RETRY_MIN: Duration = Duration::from_secs(60); // a guess
 /// Why subscriptions and positions are exchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SyncCause {
-    /// The time has come.
+    /// The interval since the last exchange has passed.
     Due,
     /// A person wants it.
     ByHand {
@@ -155,7 +155,7 @@ impl Agent {
             )
         })?;
         let accept_removals = match cause {
-            // Somebody was faster.
+            // Another exchange ended while this one waited for the lock.
             SyncCause::Due if account.next_sync_at > Timestamp::now() => return Ok(Value::Null),
             SyncCause::Due => false,
             SyncCause::ByHand { accept_removals } => accept_removals,

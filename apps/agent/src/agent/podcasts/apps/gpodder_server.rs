@@ -8,7 +8,7 @@
 //!
 //! All devices share the subscriptions of the library. Below `/origins` feeds and episodes have their addresses at the
 //! origins, otherwise links of the agent; what apps send may have either. A list that an app puts (`PUT`) adds feeds,
-//! and removes none: that an app never had a feed is no wish of a person. Podcasts are removed by `remove`.
+//! and removes none, because the app may never have had the feeds that are missing. Podcasts are removed by `remove`.
 
 use std::collections::HashSet;
 
@@ -139,7 +139,7 @@ fn device_of(user: &str, file: &str, ending: &str) -> Result<String, Box<Respons
     }
 }
 
-/// The number in a query; 0 without one.
+/// The query of a request for changes: since which number, and of which podcast.
 #[derive(Deserialize)]
 struct Since {
     #[serde(default)]

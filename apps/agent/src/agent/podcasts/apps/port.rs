@@ -65,7 +65,7 @@ impl Agent {
     /// longer works.
     ///
     /// # Errors
-    /// No port is to be had, or it cannot be saved.
+    /// No port is free, or it cannot be saved.
     pub(in super::super) async fn open_apps(
         self: &Arc<Agent>,
         new: bool,
