@@ -69,7 +69,7 @@ pub use budget_ledger::BudgetSettings;
 use d2tp_driver::SchedulerHandle;
 use d2tp_sched::SchedulerKind;
 use desktop_notifier::DesktopNotifier;
-pub use hooks::Hooks;
+pub use hooks::{Hooks, run_hooks};
 pub use idle::IDLE_MAX;
 pub use json_views::link_json;
 use link_history_store::LinkHistoryStore;

@@ -143,13 +143,18 @@ impl ProductVerb {
             Self::Budget(args) => ("budget", on_runtime(1, verbs::net::budget(args))),
             Self::Page(args) => ("page", on_runtime(1, verbs::page::run(args))),
             Self::Browser(args) => ("browser", on_runtime(1, verbs::browser::run(args))),
-            Self::Agent(args) => ("agent", on_runtime(1, verbs::agent::run(*args))),
-            Self::Prox(args) => (
+            Self::Agent(args) => (
+                "agent",
+                verbs::agent::prepare(&args)
+                    .and_then(|start| on_runtime(1, verbs::agent::run(*args, start))),
+            ),
+            Self::Prox(mut args) => (
                 "prox",
-                on_runtime(
-                    PROX_THREADS_MAX,
-                    async move { verbs::prox::run(*args).await },
-                ),
+                verbs::prox_sandbox::enter(&mut args).and_then(|sandbox| {
+                    on_runtime(PROX_THREADS_MAX, async move {
+                        verbs::prox::run(*args, sandbox).await
+                    })
+                }),
             ),
             Self::Join(args) => ("join", on_runtime(1, verbs::join::run(args))),
             Self::Config(args) => ("config", verbs::config::run(args)),

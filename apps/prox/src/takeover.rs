@@ -215,12 +215,17 @@ pub enum StandbyOutcome {
     Resumed(Vec<OwnedFd>),
 }
 
+/// Whether this process began anew for another that takes over.
+pub fn is_standby() -> bool {
+    std::env::var_os(STANDBY_VARIABLE).is_some()
+}
+
 /// Waits for the new process, if this one began anew for it.
 ///
 /// # Errors
 /// The sockets cannot be had.
 pub fn await_replacement() -> io::Result<StandbyOutcome> {
-    if std::env::var_os(STANDBY_VARIABLE).is_none() {
+    if !is_standby() {
         return Ok(StandbyOutcome::NotStandby);
     }
     let input = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);

@@ -87,6 +87,7 @@ pub use d2tp_stream::{
     HttpProxyError, IdentityError, STREAM_PORT_DEFAULT, StreamIdentity, TcpStreamAcceptor,
     check_http_proxy, is_http_proxy_set, use_http_proxy,
 };
+pub use d2tp_udp::SOCKET_BUFFER_BYTES;
 pub use d2tp_wire::VERSION as PROTOCOL_VERSION;
 pub use datagram_inbox::{DATAGRAMS_UNREAD_MAX, Datagram};
 pub use datagrams::{Connection, ContextInbox, DatagramError};

@@ -194,6 +194,14 @@ pub const SETTINGS: &[Setting] = &[
         meaning: "Whether the agent shows notifications on the desktop.",
     },
     Setting {
+        key: "agent.sandbox",
+        kind: SettingKind::Switch,
+        default: Some("true"),
+        environment: None,
+        option: "cedos agent --no-sandbox",
+        meaning: "Whether the agent gives up what it does not need: starting programs, writing the system's files.",
+    },
+    Setting {
         key: "agent.look_every",
         kind: SettingKind::Span,
         default: None,

@@ -1,9 +1,11 @@
 //! `cedos agent`: runs the agent of this device.
 
 use cedos_terminal::print_stderr;
+use std::fs::File;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -11,6 +13,7 @@ use cedos_agent::agent::{self, AgentOptions, BudgetSettings, Hooks, LocalProxy};
 use cedos_agent::fetch::option_parsers;
 use cedos_agent::proxy::ConnOptions;
 use cedos_agent::settings::UserSettings;
+use cedos_sandbox::SandboxReport;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
 use d2tp_driver::ServerList;
@@ -19,11 +22,13 @@ use d2tp_sched::CostPolicy;
 use d2tp_sched::SchedulerKind;
 use tokio::sync::watch;
 
+use super::agent_sandbox;
 use super::agent_unit;
 use super::descriptor_limit::raise_descriptor_limit;
 use super::key;
 use super::proxy_options::ProxyOptions;
 use super::transfer_args::{stop_on_signal, word_parser};
+use crate::help::EXPERT;
 
 /// Keep a queue of downloads and uploads for this user, and decide for all of them which networks
 /// they use
@@ -89,6 +94,11 @@ pub struct AgentArgs {
           conflicts_with_all = ["proxy", "metrics", "when_free", "when_not_free"])]
     exit_when_idle: Option<Option<Duration>>,
 
+    /// Keep every right of this user, and start the commands of --when-free in this process. Without this option, the
+    /// agent starts no programs and writes only where users have files [default: the setting agent.sandbox]
+    #[arg(long, help_heading = EXPERT)]
+    no_sandbox: bool,
+
     /// Start the agent with your session, with the options given here: writes a systemd user unit, and starts it
     #[arg(long, conflicts_with_all = ["exit_when_idle", "detached"])]
     install: bool,
@@ -100,13 +110,64 @@ pub struct AgentArgs {
     /// Lead a session of its own, as a command starts it
     #[arg(long, hide = true)]
     detached: bool,
+
+    /// Run the hooks for an agent that is in its sandbox, one for each byte on standard input
+    #[arg(long, hide = true, conflicts_with = "install")]
+    run_hooks: bool,
+}
+
+/// What an agent has of its sandbox before it has threads.
+#[derive(Debug, Default)]
+pub struct AgentStart {
+    /// The pipe to the process that runs the hooks.
+    hook_runner: Option<File>,
+    /// What holds of the sandbox, if it is in one.
+    sandbox: Option<SandboxReport>,
+}
+
+/// Enters the sandbox, unless the options or the settings keep the agent out of it. Call it before there are threads.
+///
+/// # Errors
+/// The process for hooks cannot be started, or the settings make no sense.
+pub fn prepare(args: &AgentArgs) -> anyhow::Result<AgentStart> {
+    if args.install || args.uninstall || args.run_hooks {
+        return Ok(AgentStart::default());
+    }
+    let settings = UserSettings::load(args.config.as_deref())?;
+    let is_wanted = settings.parsed("agent.sandbox", str::parse).unwrap_or(true);
+    if args.no_sandbox || !is_wanted {
+        agent_sandbox::stay_out();
+        return Ok(AgentStart::default());
+    }
+    let hook_runner = agent_sandbox::start_hook_runner(&args.hooks(None))?;
+    let sandbox = Some(agent_sandbox::enter());
+    Ok(AgentStart {
+        hook_runner,
+        sandbox,
+    })
+}
+
+impl AgentArgs {
+    /// The hooks, and the process that runs them.
+    fn hooks(&self, runner: Option<File>) -> Hooks {
+        Hooks {
+            when_free: self.when_free.clone(),
+            when_not_free: self.when_not_free.clone(),
+            runner: runner.map(Arc::new),
+        }
+    }
 }
 
 /// Runs it until it is stopped.
 ///
 /// # Errors
 /// It cannot begin.
-pub async fn run(args: AgentArgs) -> anyhow::Result<ExitCode> {
+pub async fn run(args: AgentArgs, start: AgentStart) -> anyhow::Result<ExitCode> {
+    if args.run_hooks {
+        // Nothing else runs in this process.
+        agent::run_hooks(&args.hooks(None), std::io::stdin().lock());
+        return Ok(ExitCode::SUCCESS);
+    }
     if args.uninstall {
         return agent_unit::uninstall().await;
     }
@@ -114,6 +175,9 @@ pub async fn run(args: AgentArgs) -> anyhow::Result<ExitCode> {
         // What makes no sense is said now, not in the unit's log.
         UserSettings::load(args.config.as_deref())?;
         return agent_unit::install().await;
+    }
+    if let Some(sandbox) = start.sandbox.as_ref().filter(|sandbox| !sandbox.is_whole()) {
+        print_stderr(&format!("cedos agent: {sandbox}"));
     }
     raise_descriptor_limit();
     let (stop, stopped) = watch::channel(false);
@@ -154,6 +218,7 @@ pub async fn run(args: AgentArgs) -> anyhow::Result<ExitCode> {
         .parsed("agent.notifications", str::parse)
         .unwrap_or(true);
     let look_every = || settings.parsed("agent.look_every", option_parsers::parse_span);
+    let hooks = args.hooks(start.hook_runner);
     let options = AgentOptions {
         socket: None,
         flags: ClassRules { rules: args.link },
@@ -163,10 +228,7 @@ pub async fn run(args: AgentArgs) -> anyhow::Result<ExitCode> {
         scan_interval: args.look_every.or_else(look_every),
         scheduler: args.scheduler,
         metrics,
-        hooks: Hooks {
-            when_free: args.when_free,
-            when_not_free: args.when_not_free,
-        },
+        hooks,
         local_proxy: local,
         exit_when_idle: exit_when_idle.map(|span| span.unwrap_or(agent::IDLE_MAX)),
     };

@@ -14,12 +14,14 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use cedos_agent::agent::api::AgentRequest;
 use cedos_agent::agent::client::AgentApiClient;
 use cedos_agent::fetch::report::human_bytes;
 use cedos_agent::fetch::session_refusal::{host_and_port, session_refusal};
 use cedos_agent::fetch::state_directory::state_directory;
 use cedos_agent::key::{device_key_path, load_device_key};
 use cedos_agent::settings::{self, UserSettings};
+use cedos_sandbox::check_file_restriction;
 use cedos_terminal::print_stdout;
 use clap::Args;
 use d2tp_driver::{
@@ -157,6 +159,7 @@ pub async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
     tell(vec![check_clock()]);
     tell(check_permissions().await);
     tell(check_disk(&settings));
+    tell(vec![check_sandbox()]);
     tell(vec![check_agent().await]);
     let is_good = findings
         .iter()
@@ -637,9 +640,37 @@ fn check_disk(settings: &UserSettings) -> Vec<Finding> {
 }
 
 async fn check_agent() -> Finding {
-    match AgentApiClient::connect().await {
-        Some(_) => Finding::good("agent", "runs"),
-        None => Finding::good("agent", "does not run; commands that need it start it"),
+    let Some(mut agent) = AgentApiClient::connect().await else {
+        return Finding::good("agent", "does not run; commands that need it start it");
+    };
+    let hello = agent.ask(&AgentRequest::Hello).await.ok();
+    let pid = hello.and_then(|hello| hello["pid"].as_u64());
+    match pid.and_then(has_filter) {
+        Some(false) => Finding::note(
+            "agent",
+            "runs without its sandbox",
+            "start it without --no-sandbox, and set agent.sandbox to true, so that it gives up what it does not need",
+        ),
+        _ => Finding::good("agent", "runs"),
+    }
+}
+
+/// Whether the system calls of a process are filtered; none if the system does not say.
+fn has_filter(pid: u64) -> Option<bool> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let mode = status.lines().find_map(|line| line.strip_prefix("Seccomp:"))?;
+    Some(mode.trim() == "2")
+}
+
+/// Whether this kernel has what the sandboxes of proxy and agent are made of.
+fn check_sandbox() -> Finding {
+    match check_file_restriction() {
+        Ok(()) => Finding::good("sandbox", "this kernel restricts the files of proxy and agent"),
+        Err(reason) => Finding::note(
+            "sandbox",
+            format!("proxy and agent can use every file of their users: {reason}"),
+            "a kernel with `landlock` in /sys/kernel/security/lsm restricts them",
+        ),
     }
 }
 

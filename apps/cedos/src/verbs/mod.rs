@@ -2,6 +2,7 @@
 //! share.
 
 pub mod agent;
+mod agent_sandbox;
 pub mod agent_start;
 mod agent_unit;
 mod balancer_args;
@@ -28,6 +29,7 @@ pub mod play;
 pub mod prox;
 mod prox_config;
 mod prox_control;
+pub mod prox_sandbox;
 mod prox_sockets;
 mod proxy_options;
 pub mod put;
@@ -36,6 +38,7 @@ pub mod receive;
 pub mod run;
 pub mod send;
 pub mod serve;
+mod system_files;
 pub mod transfer_args;
 pub mod transport;
 pub mod url;

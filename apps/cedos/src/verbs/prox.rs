@@ -21,8 +21,9 @@ use cedos_agent::settings::SettingsError;
 use cedos_prox::{
     ACME_DIRECTORY_DEFAULT, AccessDetail, AcmeOptions, ControlError, ControlServer, METRICS_TYPE,
     Prox, ProxConfig, ProxyTakeover, StandbyOutcome, TakeoverOffer, TcpFlowListener, accept_until,
-    await_replacement, finish_within_grace, keep_certificate, parse_key,
+    await_replacement, finish_within_grace, is_standby, keep_certificate, parse_key,
 };
+use cedos_sandbox::SandboxReport;
 use clap::{Args, ValueEnum};
 use d2tp_driver::{
     DrwaLambda, EndpointConfig, HibernationOptions, Journal, JournalBatch, JournalError,
@@ -49,6 +50,7 @@ use super::prox_control::{self, ProxVerb};
 use super::prox_sockets::{PassedSockets, workers_of};
 use super::qlog::QlogArgs;
 use super::transport::TransportArgs;
+use crate::help::EXPERT;
 
 /// Where D2Prox listens unless told otherwise: every address, both families.
 pub const LISTEN_DEFAULT: &str = "[::]:4433";
@@ -225,12 +227,36 @@ pub struct ProxArgs {
     /// short pause. If this process cannot serve, the other one goes on. Without one running, just start
     #[arg(long)]
     pub upgrade: bool,
+    /// Keep every right that this process was started with. Without this option, files, system calls and
+    /// capabilities that a proxy does not need are given up before it serves
+    #[arg(long, help_heading = EXPERT)]
+    pub no_sandbox: bool,
     /// How to write the log
     #[arg(long, value_name = "FORM", default_value = "text")]
     pub log: LogFormat,
 }
 
 impl ProxArgs {
+    /// Whether a server begins: neither a command to one that runs, nor a process that was one before a takeover.
+    pub(super) fn begins_server(&self) -> bool {
+        self.verb.is_none() && !is_standby()
+    }
+
+    /// Chooses the state directory, where the options leave that open.
+    ///
+    /// # Errors
+    /// The settings make no sense.
+    pub(super) fn settle_state_dir(&mut self) -> anyhow::Result<()> {
+        if let (None, Some(path)) = (&self.state_dir, &self.config) {
+            self.state_dir = ProxConfigFile::read(path)?.state_dir;
+        }
+        if self.state_dir.is_none() && !self.config()?.is_for_anybody() {
+            // Clients that are invited must be kept somewhere.
+            self.state_dir = Some(prox_control::default_state_dir()?);
+        }
+        Ok(())
+    }
+
     /// The configuration that file and options ask for.
     ///
     /// # Errors
@@ -431,7 +457,10 @@ impl ProxArgs {
 ///
 /// # Errors
 /// When the configuration cannot be run.
-pub async fn run(mut args: ProxArgs) -> anyhow::Result<ExitCode> {
+pub async fn run(
+    mut args: ProxArgs,
+    sandbox: Option<SandboxReport>,
+) -> anyhow::Result<ExitCode> {
     if let Some(verb) = args.verb {
         return prox_control::run(verb).await;
     }
@@ -442,13 +471,10 @@ pub async fn run(mut args: ProxArgs) -> anyhow::Result<ExitCode> {
         StandbyOutcome::NotStandby => None,
     };
     args.start_log();
-    if let (None, Some(path)) = (&args.state_dir, &args.config) {
-        args.state_dir = ProxConfigFile::read(path)?.state_dir;
+    if let Some(sandbox) = sandbox {
+        log_sandbox(&sandbox);
     }
-    if args.state_dir.is_none() && !args.config()?.is_for_anybody() {
-        // Clients that are invited must be kept somewhere.
-        args.state_dir = Some(prox_control::default_state_dir()?);
-    }
+    args.settle_state_dir()?;
     let args = Arc::new(args);
     let config = args.config()?;
     let has_addresses = !config.allow_addresses.is_empty();
@@ -802,9 +828,17 @@ async fn reload_at_hangup(prox: Arc<Prox>, mut hangup: Signal) {
     }
 }
 
+/// Says in the log what the sandbox holds.
+fn log_sandbox(sandbox: &SandboxReport) {
+    match sandbox.is_whole() {
+        true => tracing::debug!("sandbox: {sandbox}"),
+        false => tracing::warn!("sandbox: {sandbox}"),
+    }
+}
+
 /// Creates a directory that only this user can use: requests in it may contain credentials. One that exists
 /// is left as it is.
-fn create_private_dir(dir: &Path) -> std::io::Result<()> {
+pub(super) fn create_private_dir(dir: &Path) -> std::io::Result<()> {
     let mut builder = DirBuilder::new();
     builder.recursive(true).mode(0o700).create(dir)
 }

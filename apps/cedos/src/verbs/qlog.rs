@@ -1,6 +1,6 @@
 //! `--qlog DIR`: the folder for the logs of sessions, for every verb with sessions.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::help::EXPERT;
@@ -39,12 +39,17 @@ impl QlogArgs {
             .is_some_and(|f| !f.as_os_str().is_empty())
     }
 
+    /// The folder of the log, if one was asked for.
+    pub fn folder(&self) -> Option<&Path> {
+        self.qlog.as_deref().filter(|_| self.is_requested())
+    }
+
     /// The log, if one was asked for.
     ///
     /// # Errors
     /// The directory cannot be had.
     pub fn open(&self) -> anyhow::Result<Option<Arc<Qlog>>> {
-        let Some(folder) = self.qlog.as_ref().filter(|_| self.is_requested()) else {
+        let Some(folder) = self.folder() else {
             return Ok(None);
         };
         let level = match self.qlog_packets {

@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use cedos_readycast::{IndexImport, PodcastIndex};
 
@@ -68,36 +67,33 @@ fn import(file: &Path) -> Result<IndexImport, TransferFailure> {
     imported.map_err(|error| TransferFailure::error(error.to_string()))
 }
 
-/// Unpacks the only file of an archive by the system's `tar`.
+/// Unpacks the database of an archive, its only file.
 fn unpack(archive: &Path, database: &Path) -> Result<UnpackedDatabase, TransferFailure> {
     let by_hand = "unpack it with `tar -xzf`, and give the .db file in it";
     let failed = |why: &dyn std::fmt::Display| {
         let archive = archive.display();
         TransferFailure::error(format!("cannot unpack {archive}: {why}; {by_hand}"))
     };
-    let mut tar = Command::new("tar")
-        .arg("-xzOf")
-        .arg(archive)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .map_err(|error| failed(&error))?;
-    let stdout = tar.stdout.take().expect("it is piped");
     let unpacked = UnpackedDatabase(database.to_owned());
-    let copied = File::create(database)
-        .and_then(|mut into| io::copy(&mut stdout.take(DATABASE_BYTES_MAX), &mut into));
-    let bytes = match copied {
-        Ok(bytes) => bytes,
-        Err(error) => {
-            let _ = tar.kill();
-            let _ = tar.wait();
-            return Err(failed(&error));
-        }
-    };
-    match tar.wait() {
-        Ok(status) if status.success() && bytes < DATABASE_BYTES_MAX => Ok(unpacked),
-        Ok(_) => Err(failed(&"it is damaged, or no archive")),
-        Err(error) => Err(failed(&error)),
+    let bytes = copy_first_file(archive, database).map_err(|error| failed(&error))?;
+    match bytes {
+        Some(bytes) if bytes < DATABASE_BYTES_MAX => Ok(unpacked),
+        _ => Err(failed(&"it is damaged, or no archive")),
     }
+}
+
+/// Copies the first ordinary file of an archive. Returns its bytes; none if there is no such file.
+fn copy_first_file(archive: &Path, to: &Path) -> io::Result<Option<u64>> {
+    let compressed = io::BufReader::new(File::open(archive)?);
+    let mut archive = tar::Archive::new(flate2::bufread::GzDecoder::new(compressed));
+    for entry in archive.entries()? {
+        let entry = entry?;
+        if entry.header().entry_type().is_file() {
+            let size = entry.header().size()?;
+            let mut into = File::create(to)?;
+            let bytes = io::copy(&mut entry.take(DATABASE_BYTES_MAX), &mut into)?;
+            return Ok((bytes == size.min(DATABASE_BYTES_MAX)).then_some(bytes));
+        }
+    }
+    Ok(None)
 }
