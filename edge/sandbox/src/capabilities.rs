@@ -19,8 +19,9 @@ fn drop_others(kept: CapabilitySet) -> io::Result<()> {
     let current = capabilities(None)?;
     // The bounding set, first: that needs CAP_SETPCAP. It is what a program of root's would have after an execve.
     if current.effective.contains(CapabilitySet::SETPCAP) {
-        for capability in CapabilitySet::all().difference(kept).iter() {
-            if capability_is_in_bounding_set(capability)? {
+        for capability in each_bit(!kept.bits()) {
+            // The kernel knows fewer than there are bits.
+            if capability_is_in_bounding_set(capability).unwrap_or(false) {
                 remove_capability_from_bounding_set(capability)?;
             }
         }
@@ -36,8 +37,15 @@ fn drop_others(kept: CapabilitySet) -> io::Result<()> {
         },
     )?;
     // What an ordinary user was given by its service manager also stays over an execve.
-    for capability in (kept & current.inheritable).iter() {
+    for capability in each_bit((kept & current.inheritable).bits()) {
         configure_capability_in_ambient_set(capability, true)?;
     }
     Ok(())
+}
+
+/// The capabilities of a set, one by one.
+fn each_bit(bits: u64) -> impl Iterator<Item = CapabilitySet> {
+    let each = (0..u64::BITS).map(|n| 1 << n);
+    each.filter(move |bit| bits & bit != 0)
+        .map(CapabilitySet::from_bits_retain)
 }

@@ -41,7 +41,7 @@ impl FileAccess {
     pub fn read_replaceable(&mut self, file: impl AsRef<Path>) -> &mut Self {
         let file = file.as_ref();
         // Where a symbolic link leads, and where it is: either may be replaced.
-        let targets = [Some(file.to_owned()), std::fs::canonicalize(file).ok()];
+        let targets = [std::path::absolute(file).ok(), std::fs::canonicalize(file).ok()];
         for target in targets.into_iter().flatten() {
             match own_folder(&target) {
                 Some(folder) => self.read(folder),
@@ -60,7 +60,8 @@ impl FileAccess {
     /// Lets a file be written, also after it was renamed and is made again, as log files are. In a folder that many
     /// programs share, only the file that exists can be.
     pub fn write_replaceable(&mut self, file: impl AsRef<Path>) -> &mut Self {
-        match own_folder(file.as_ref()) {
+        let absolute = std::path::absolute(&file).ok();
+        match absolute.as_deref().and_then(own_folder) {
             Some(folder) => self.write(folder).write(file),
             None => self.write(file),
         }
