@@ -6,7 +6,8 @@
 //!                                  └──── what was fetched, positions ◀──┘
 //! ```
 //!
-//! It opens no socket and starts no thread: the agent fetches feeds and episodes, and tells what came.
+//! It opens no socket: the agent fetches feeds and episodes, and tells what came. What strangers wrote (feeds, lists of
+//! subscriptions, web pages) is parsed on a thread that reaches nothing else (`cedos_sandbox::confined`).
 
 mod channel;
 mod downloads;

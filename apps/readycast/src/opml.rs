@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashSet;
 
+use cedos_sandbox::confined;
 use html5ever::tendril::StrTendril;
 use html5ever::tokenizer::{
     BufferQueue, TagKind, Token, TokenSink, TokenSinkResult, Tokenizer, TokenizerOpts,
@@ -26,11 +27,16 @@ const FEED_TYPES: [&str; 4] = [
     "application/json",
 ];
 
-/// Reads a list of subscriptions of any program: `xmlUrl` in any case, groups of any depth, entries without a title.
+/// Reads a list of subscriptions of any program: `xmlUrl` in any case, groups of any depth, entries without a title. It is
+/// read on a thread that reaches nothing else.
 ///
 /// # Errors
 /// It is too large, declares entities of its own, or is no OPML.
 pub fn read_opml(bytes: &[u8]) -> Result<OpmlImport, FeedError> {
+    confined(|| parse_opml(bytes))
+}
+
+fn parse_opml(bytes: &[u8]) -> Result<OpmlImport, FeedError> {
     if bytes.len() > FEED_BYTES_MAX {
         return Err(FeedError::TooLarge);
     }
@@ -147,7 +153,12 @@ fn document(write: impl FnOnce(&mut Writer<Vec<u8>>) -> std::io::Result<()>) -> 
 }
 
 /// The feeds that a web page links to, in its order: `<link rel="alternate" type="application/rss+xml" href=…>`.
+/// The page is read on a thread that reaches nothing else.
 pub fn feed_links_of_page(html: &[u8], base: &Url) -> Vec<Url> {
+    confined(|| links_of_page(html, base))
+}
+
+fn links_of_page(html: &[u8], base: &Url) -> Vec<Url> {
     let html = String::from_utf8_lossy(&html[..html.len().min(FEED_BYTES_MAX)]);
     let sink = FeedLinks {
         base,

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use cedos_sandbox::confined;
 use d2tp_sched::{CostPolicy, LinkClass, PlaybackMeter};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -290,10 +291,11 @@ impl LinkCatalog {
                 return Err(refuse(StatusCode::GATEWAY_TIMEOUT, text));
             }
         };
-        let here = |url: &Url| format!("/{}/{}", self.token, playlist::path_of(url));
-        if let Some(list) = playlist::read(&text, url, here) {
+        let token = self.token.as_str();
+        let here = |url: &Url| format!("/{token}/{}", playlist::path_of(url));
+        if let Some(list) = confined(|| playlist::read(&text, url, here)) {
             Ok(self.learn(url, list))
-        } else if let Some(manifest) = dash::read(&text, url, here) {
+        } else if let Some(manifest) = confined(|| dash::read(&text, url, here)) {
             Ok(self.learn_manifest(url, manifest))
         } else {
             let text = "the server's playlist is not a playlist".to_owned();
