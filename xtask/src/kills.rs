@@ -2,19 +2,24 @@
 
 use std::process::Command;
 
+use anyhow::{Context, Result};
+
+use crate::repository::root;
+use crate::seeds::{EXAMPLE, TEST_PROGRAMS};
 use crate::step::cargo;
+use crate::test_programs;
 
-/// Kill points of a nightly run: an hour and a half of two cores.
+/// Kill points of a night at most: an hour and a half of two cores.
 pub const NIGHT_POINTS: u64 = 5_000;
-/// The divisor of the share of points at which a call fails for want of a disk, and of those at
-/// which the disk loses power.
-const DISK_SHARE: u64 = 10;
 
-/// The long run: SIGKILL, then failing disks, then disks without power, which needs root.
-pub fn night(points: u64, seed: u64) -> [(String, Command); 3] {
-    let some = points / DISK_SHARE;
-    [("kill", points), ("disk", some), ("power", some)].map(|(fault, points)| {
-        let mut command = cargo([
+/// A portion of a night: so many system calls at which a download or its proxy is killed. A short night takes the programs
+/// of the tests.
+///
+/// # Errors
+/// They cannot be built.
+pub fn portion(points: u64, seed: u64, is_optimised: bool) -> Result<Command> {
+    let mut command = match is_optimised {
+        true => cargo([
             "run",
             "--release",
             "--locked",
@@ -22,9 +27,17 @@ pub fn night(points: u64, seed: u64) -> [(String, Command); 3] {
             "-p",
             "cedos-lab",
             "--",
-        ]);
-        command.args(["lab", "kill", "--fault", fault]);
-        command.args(["--points", &points.to_string(), "--seed", &seed.to_string()]);
-        (format!("{points} points, {fault}, seed {seed}"), command)
-    })
+        ]),
+        false => {
+            let example = test_programs::example(EXAMPLE, &TEST_PROGRAMS)?;
+            let folder = example.parent().and_then(|folder| folder.parent());
+            let folder = folder.context("an example is in a folder of its own")?;
+            Command::new(folder.join("cedos-lab"))
+        }
+    };
+    command.args(["lab", "kill", "--points", &points.to_string()]);
+    command
+        .args(["--seed", &seed.to_string()])
+        .current_dir(root());
+    Ok(command)
 }

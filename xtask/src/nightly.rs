@@ -1,37 +1,129 @@
-//! `cargo xtask nightly`: checks that take too long for every change.
+//! `cargo xtask nightly`: checks that take too long for every change, in the time that there is.
 //!
-//! All steps of `check` in their long form: every test, also those marked `#[ignore]`, optimised;
-//! many random scenarios; thousands of kill points; every fuzz target for a while; every feature;
-//! advisories; packages, tried in a fresh Debian. A step whose tool is missing says so and does not count
-//! as passed.
+//! ```text
+//!  --minutes ─▶ shares of time ─▶ parts, one after the other ─▶ nightly.txt, nightly.json
+//!                                   └ each: held, failed, or skipped and why; what it did, and for how long
+//! ```
+//!
+//! Parts that could go on for ever (random scenarios, kill points, fuzzing, mutants) stop when their share is used up:
+//! the report says how far they came. A part whose tool is missing is skipped with the command that installs it.
+//! `--whole` adds what takes hours: every test optimised, every feature, packages in a fresh Debian.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+mod bounded_command;
+mod builds_compared;
+mod c_sanitizers;
+mod instruction_counts;
+mod mutants;
+mod night_report;
+mod tool_parts;
+mod until_budget;
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 
 use crate::repository::root;
-use crate::step::{StepOutcome, Steps, cargo, has_subcommand, run as run_command};
+use crate::step::{Steps, cargo};
 use crate::totals::TestTotals;
+use night_report::{NightPart, NightReport};
 
 /// Options of the verb `nightly`.
 #[derive(clap::Args)]
 pub struct NightlyOptions {
-    /// Seconds for each fuzz target
-    #[arg(long, default_value_t = 600)]
-    fuzz_seconds: u32,
-    /// Random scenarios to run
+    /// Time for all parts together; builds of programs count
+    #[arg(long, default_value_t = 60)]
+    minutes: u64,
+    /// Run these parts alone (repeatable): seeds, kills, fuzz, miri, mutants, advisories, counts, model, sanitizers,
+    /// reproducible
+    #[arg(long, value_name = "PART")]
+    only: Vec<String>,
+    /// Random scenarios to run at most
     #[arg(long, default_value_t = crate::seeds::NIGHT_SEEDS)]
     seeds: u64,
-    /// The number of system calls at which a download and its proxy are killed
+    /// The most system calls at which a download and its proxy are killed
     #[arg(long, default_value_t = crate::kills::NIGHT_POINTS)]
     kill_points: u64,
-    /// Other scenarios for the same seeds, and other kill points; by default the number of today
+    /// Other scenarios for the same seeds, and other kill points and mutants; by default the number of today
     #[arg(long)]
     salt: Option<u64>,
+    /// Keep the instruction counts of this run, to compare later ones with
+    #[arg(long)]
+    keep_counts: bool,
+    /// Also run what takes hours: every test optimised, ignored ones too; every feature; packages in a fresh Debian
+    #[arg(long)]
+    whole: bool,
 }
 
-/// Runs every long step; returns whether none failed.
+/// What all parts are told.
+pub(crate) struct NightContext {
+    pub(crate) salt: u64,
+    pub(crate) seeds: u64,
+    pub(crate) kill_points: u64,
+    pub(crate) keep_counts: bool,
+    /// Whether there is time to build programs optimised.
+    pub(crate) is_long: bool,
+}
+
+/// A part of the night: its name, its share of the time, and what it does within it.
+type PartRun = fn(&NightContext, Duration) -> Result<NightPart>;
+
+/// All parts, the shorter ones first. The shares are hundredths of the time.
+const PARTS: [(&str, u32, PartRun); 10] = [
+    ("advisories", 2, tool_parts::advisories),
+    ("model", 3, tool_parts::model),
+    ("sanitizers", 3, c_sanitizers::run),
+    ("counts", 5, instruction_counts::run),
+    ("miri", 10, tool_parts::miri),
+    ("fuzz", 20, until_budget::fuzz),
+    ("seeds", 20, until_budget::seeds),
+    ("kills", 15, until_budget::kills),
+    ("mutants", 12, mutants::run),
+    ("reproducible", 10, builds_compared::run),
+];
+
+/// From this time on, programs are built optimised: that alone takes ten minutes.
+const LONG: Duration = Duration::from_secs(30 * 60);
+
+/// Runs every part; returns whether none failed.
 pub fn run(options: &NightlyOptions) -> Result<bool> {
+    let total = Duration::from_secs(60 * options.minutes);
+    let context = NightContext {
+        salt: options.salt.unwrap_or_else(today),
+        seeds: options.seeds,
+        kill_points: options.kill_points,
+        keep_counts: options.keep_counts,
+        is_long: total >= LONG,
+    };
+    let is_wanted =
+        |name: &str| options.only.is_empty() || options.only.iter().any(|only| only == name);
+    if let Some(unknown) = options
+        .only
+        .iter()
+        .find(|name| PARTS.iter().all(|part| part.0 != *name))
+    {
+        anyhow::bail!("there is no part `{unknown}`; `cargo xtask nightly --help` lists them");
+    }
+    let shares: u32 = PARTS
+        .iter()
+        .filter(|part| is_wanted(part.0))
+        .map(|part| part.1)
+        .sum();
+    let mut report = NightReport::begin(context.salt, options.minutes)?;
+    for (name, share, part) in PARTS {
+        match is_wanted(name) {
+            true => report.run(name, || part(&context, total * share / shares))?,
+            false => report.leave_out(name)?,
+        }
+    }
+    let mut held = report.finish()?;
+    if options.whole {
+        held &= whole()?;
+    }
+    Ok(held)
+}
+
+/// What takes hours.
+fn whole() -> Result<bool> {
     let mut steps = Steps::default();
     let mut totals = TestTotals::default();
     steps.command(
@@ -50,26 +142,6 @@ pub fn run(options: &NightlyOptions) -> Result<bool> {
     steps.run("tests, optimised, ignored ones too", || {
         crate::check::tests(&mut totals, &["--release", "--", "--include-ignored"])
     });
-    let salt = options.salt.unwrap_or_else(today);
-    steps.command(
-        &format!("random scenarios, salt {salt}"),
-        &mut crate::seeds::night(options.seeds, salt),
-    );
-    for (what, mut command) in crate::kills::night(options.kill_points, salt) {
-        steps.command(&what, &mut command);
-    }
-    for target in fuzz_targets()? {
-        steps.run(&format!("fuzz {target}"), || fuzz(&target, options));
-    }
-    steps.run("advisories", || {
-        if has_subcommand("deny") {
-            run_command(&mut cargo(["deny", "check"]))
-        } else {
-            Ok(StepOutcome::Skipped(
-                "cargo-deny is not installed".to_owned(),
-            ))
-        }
-    });
     crate::dist::nightly(&mut steps)?;
     let held = steps.summarise();
     totals.print();
@@ -82,33 +154,11 @@ fn today() -> u64 {
     since.map_or(0, |since| since.as_secs() / 86_400)
 }
 
-/// The names of `fuzz/fuzz_targets/*.rs`; empty if there is no such folder.
-fn fuzz_targets() -> Result<Vec<String>> {
-    let folder = root().join("fuzz/fuzz_targets");
-    if !folder.is_dir() {
-        return Ok(Vec::new());
-    }
-    Ok(crate::repository::files_below(&folder, "rs")?
-        .iter()
-        .filter_map(|file| Some(file.file_stem()?.to_string_lossy().into_owned()))
+/// The names of `fuzz/fuzz_targets/*.rs`.
+pub(crate) fn fuzz_targets() -> Result<Vec<String>> {
+    let targets = crate::repository::files_below(&root().join("fuzz/fuzz_targets"), "rs")?;
+    let names = targets.iter().filter_map(|file| file.file_stem());
+    Ok(names
+        .map(|name| name.to_string_lossy().into_owned())
         .collect())
-}
-
-fn fuzz(target: &str, options: &NightlyOptions) -> Result<StepOutcome> {
-    if !has_subcommand("fuzz") {
-        return Ok(StepOutcome::Skipped(
-            "cargo-fuzz is not installed (cargo install cargo-fuzz; it needs a nightly toolchain)"
-                .to_owned(),
-        ));
-    }
-    let limit = format!("-max_total_time={}", options.fuzz_seconds);
-    // cargo-fuzz needs a nightly compiler: by rustup's proxy, not by the cargo that runs this
-    // program.
-    run_command(
-        std::process::Command::new("cargo")
-            .args(["+nightly", "fuzz", "run", target, "--", &limit])
-            .env_remove("CARGO")
-            .env_remove("RUSTUP_TOOLCHAIN")
-            .current_dir(root()),
-    )
 }

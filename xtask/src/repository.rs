@@ -12,6 +12,17 @@ pub fn root() -> PathBuf {
         .to_owned()
 }
 
+/// Options of the compiler, separated as `CARGO_ENCODED_RUSTFLAGS` wants it, by which no path of this machine is in what
+/// is built from `folder`.
+pub fn remapped_paths(folder: &Path) -> String {
+    let home = std::env::var_os("HOME")
+        .map(PathBuf::from)
+        .unwrap_or_default();
+    let cargo = std::env::var_os("CARGO_HOME").map_or_else(|| home.join(".cargo"), PathBuf::from);
+    let remap = |from: &Path, to: &str| format!("--remap-path-prefix={}={to}", from.display());
+    [remap(folder, "/cedos"), remap(&cargo, "/cargo")].join("\x1f")
+}
+
 /// Every file below `folder` with `extension`, sorted, without build output and hidden folders.
 ///
 /// # Errors

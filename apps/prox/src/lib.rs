@@ -132,6 +132,8 @@ pub use request::check_head;
 pub use request_head::HEAD_BYTES_MAX;
 pub use serve::{FlowListener, accept_until, finish_within_grace, run, serve};
 pub use stream_flow::StreamFlow;
-pub use takeover::{ProxyTakeover, Standby, StandbyOutcome, TakeoverOffer, await_replacement, is_standby};
+pub use takeover::{
+    ProxyTakeover, Standby, StandbyOutcome, TakeoverOffer, await_replacement, is_standby,
+};
 pub use tls::ProxTlsError;
 pub use tunnel::TUNNEL_BUFFER_BYTES;

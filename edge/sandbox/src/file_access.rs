@@ -41,7 +41,10 @@ impl FileAccess {
     pub fn read_replaceable(&mut self, file: impl AsRef<Path>) -> &mut Self {
         let file = file.as_ref();
         // Where a symbolic link leads, and where it is: either may be replaced.
-        let targets = [std::path::absolute(file).ok(), std::fs::canonicalize(file).ok()];
+        let targets = [
+            std::path::absolute(file).ok(),
+            std::fs::canonicalize(file).ok(),
+        ];
         for target in targets.into_iter().flatten() {
             match own_folder(&target) {
                 Some(folder) => self.read(folder),
@@ -57,14 +60,22 @@ impl FileAccess {
         self.allow(path, AccessFs::from_all(HANDLED) & !refused)
     }
 
-    /// Lets a file be written, also after it was renamed and is made again, as log files are. In a folder that many
-    /// programs share, only the file that exists can be.
+    /// Lets a file be written, also after it was renamed and is made again, as log files are: files can be made and
+    /// written in its folder. In a folder that many programs share, only the file that exists can be. In the user's home,
+    /// nothing else can be read, and everything can be written: a folder of its own is better.
     pub fn write_replaceable(&mut self, file: impl AsRef<Path>) -> &mut Self {
-        let absolute = std::path::absolute(&file).ok();
-        match absolute.as_deref().and_then(own_folder) {
-            Some(folder) => self.write(folder).write(file),
-            None => self.write(file),
+        let file = file.as_ref();
+        let absolute = std::path::absolute(file).ok();
+        if let Some(folder) = absolute.as_deref().and_then(Path::parent) {
+            match own_folder(folder.join("file").as_path()) {
+                Some(folder) => self.write(folder),
+                None if is_home(folder) => {
+                    self.allow(folder, make_bitflags!(AccessFs::{MakeReg | WriteFile}))
+                }
+                None => self,
+            };
         }
+        self.write(file)
     }
 
     /// Lets a program be run, and read.
@@ -106,7 +117,8 @@ impl FileAccess {
     }
 }
 
-const NO_LANDLOCK: &str = "this kernel has no Landlock, or one before Linux 5.19, or it is switched off";
+const NO_LANDLOCK: &str =
+    "this kernel has no Landlock, or one before Linux 5.19, or it is switched off";
 
 /// Whether this kernel can restrict files.
 ///
@@ -129,9 +141,14 @@ fn without_rules() -> Result<RulesetCreated, RulesetError> {
 /// The folder of a file, unless many programs share it.
 fn own_folder(file: &Path) -> Option<&Path> {
     let folder = file.parent()?;
-    let is_home = std::env::var_os("HOME").is_some_and(|home| folder == Path::new(&home));
-    let is_shared = SHARED_FOLDERS.iter().any(|shared| folder == Path::new(shared));
-    (!is_home && !is_shared && folder.as_os_str() != "").then_some(folder)
+    let is_shared = SHARED_FOLDERS
+        .iter()
+        .any(|shared| folder == Path::new(shared));
+    (!is_home(folder) && !is_shared && folder.as_os_str() != "").then_some(folder)
+}
+
+fn is_home(folder: &Path) -> bool {
+    std::env::var_os("HOME").is_some_and(|home| folder == Path::new(&home))
 }
 
 /// The folders of the libraries that this process has loaded.

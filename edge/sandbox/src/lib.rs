@@ -58,7 +58,8 @@ impl ProcessSandbox {
     ///
     /// A part that the kernel does not have is in the report; the others hold all the same.
     pub fn enter(self) -> SandboxReport {
-        let no_new_privs = rustix::thread::set_no_new_privs(true).map_err(|error| error.to_string());
+        let no_new_privs =
+            rustix::thread::set_no_new_privs(true).map_err(|error| error.to_string());
         // In this order: the filter refuses what the parts before it need.
         let capabilities = capabilities::keep_only(self.capabilities);
         let files = self.files.restrict();

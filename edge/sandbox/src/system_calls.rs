@@ -337,7 +337,10 @@ fn process_rules(starts: ProgramStarts) -> Result<Rules, seccompiler::BackendErr
         rules.insert(libc::SYS_execve, Vec::new());
     }
     let families = FAMILIES.map(|family| rule(vec![argument(0, SeccompCmpOp::Eq, family)]));
-    rules.insert(libc::SYS_socket, families.into_iter().collect::<Result<_, _>>()?);
+    rules.insert(
+        libc::SYS_socket,
+        families.into_iter().collect::<Result<_, _>>()?,
+    );
     let thread = vec![
         flags(0, libc::CLONE_THREAD, libc::CLONE_THREAD),
         flags(0, NAMESPACES, 0),

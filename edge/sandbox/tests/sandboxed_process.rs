@@ -84,7 +84,9 @@ fn a_restricted_process_runs_no_shell() {
     if !enter(&folder, ProgramStarts::Refused) {
         return;
     }
-    Command::new("/bin/sh").spawn().expect_err("it starts no process");
+    Command::new("/bin/sh")
+        .spawn()
+        .expect_err("it starts no process");
     let error = Command::new("/bin/sh").exec();
     assert_eq!(error.raw_os_error(), Some(libc::ENOSYS), "{error}");
 }

@@ -9,7 +9,7 @@ use clap::ValueEnum;
 
 use super::context::{DistContext, call, output};
 use super::tools::DistTool;
-use crate::repository::root;
+use crate::repository::{remapped_paths, root};
 use crate::step::cargo;
 
 /// The oldest glibc whose programs can load the library of a static `cedos run`: that of RHEL 7.
@@ -71,6 +71,7 @@ pub fn native(context: &DistContext) -> Result<PathBuf> {
         "d2tp-node",
     ];
     let mut build = cargo(["build", "--locked", "--profile", &context.profile]);
+    build.env("CARGO_ENCODED_RUSTFLAGS", remapped_paths(&root()));
     call(build.args(packages))?;
     Ok(context.built(None))
 }

@@ -27,10 +27,25 @@ const PARSERS: [&str; 13] = [
 /// Modules of `std` that reach the system.
 const STD_MODULES: [&str; 6] = ["fs", "net", "process", "env", "thread", "os"];
 /// Parts of these modules that compute only.
-const PURE_PARTS: [&str; 6] = ["IpAddr", "Ipv4Addr", "Ipv6Addr", "SocketAddr", "SocketAddrV4", "SocketAddrV6"];
+const PURE_PARTS: [&str; 6] = [
+    "IpAddr",
+    "Ipv4Addr",
+    "Ipv6Addr",
+    "SocketAddr",
+    "SocketAddrV4",
+    "SocketAddrV6",
+];
 /// Crates that reach the system.
 const CRATES: [&str; 9] = [
-    "tokio", "nix", "libc", "rustix", "socket2", "rusqlite", "hyper", "hyper_util", "tempfile",
+    "tokio",
+    "nix",
+    "libc",
+    "rustix",
+    "socket2",
+    "rusqlite",
+    "hyper",
+    "hyper_util",
+    "tempfile",
 ];
 
 /// The places in parsers that reach out, sorted. A parser that is not there is one, too: the list must follow it.
@@ -38,10 +53,13 @@ pub fn check(sources: &Sources) -> Vec<String> {
     let mut found = Vec::new();
     for parser in PARSERS {
         let is_folder = parser.ends_with('/');
-        let files = sources
-            .files
-            .iter()
-            .filter(|(name, _)| if is_folder { name.starts_with(parser) } else { *name == parser });
+        let files = sources.files.iter().filter(|(name, _)| {
+            if is_folder {
+                name.starts_with(parser)
+            } else {
+                *name == parser
+            }
+        });
         let mut is_there = false;
         for (name, file) in files {
             is_there = true;
@@ -71,7 +89,8 @@ fn reaching_lines(file: &SourceFile) -> Vec<(usize, String)> {
             continue;
         };
         let is_pure = || follows(2).is_some_and(|part| PURE_PARTS.contains(&part));
-        if CRATES.contains(&name) || (name == "std" && STD_MODULES.contains(&module) && !is_pure()) {
+        if CRATES.contains(&name) || (name == "std" && STD_MODULES.contains(&module) && !is_pure())
+        {
             found.push((token.line, format!("{name}::{module}")));
         }
     }
@@ -88,7 +107,10 @@ mod tests {
             tokens: tokens::flatten(text.parse().expect("valid tokens"), false),
             text: text.to_owned(),
         };
-        reaching_lines(&file).into_iter().map(|(_, what)| what).collect()
+        reaching_lines(&file)
+            .into_iter()
+            .map(|(_, what)| what)
+            .collect()
     }
 
     #[test]

@@ -131,7 +131,9 @@ impl RulesReport {
     fn holds(&self) -> bool {
         let counts = self.counts();
         let mut pairs = CEILINGS.iter().zip(counts);
-        self.protocol.is_ok() && self.exposed_units().is_empty() && pairs.all(|((_, ceiling), count)| count <= *ceiling)
+        self.protocol.is_ok()
+            && self.exposed_units().is_empty()
+            && pairs.all(|((_, ceiling), count)| count <= *ceiling)
     }
 
     /// Units that are more exposed than they may be.
@@ -240,7 +242,9 @@ impl RulesReport {
         println!("unsafe code: {shipped} places, and {in_tests} in tests and the laboratory");
         match &self.units {
             Some(units) => units.iter().for_each(|unit| println!("{unit}")),
-            None => println!("skipped: the exposure of units, for systemd-analyze is not installed"),
+            None => {
+                println!("skipped: the exposure of units, for systemd-analyze is not installed")
+            }
         }
         match &self.protocol {
             Ok(said) => println!("{said}"),

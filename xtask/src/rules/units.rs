@@ -40,15 +40,29 @@ impl UnitExposure {
 
 impl fmt::Display for UnitExposure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let verdict = if self.tenths > self.tenths_max { "FAILED" } else { "ok    " };
-        let (tenths, most) = (f64::from(self.tenths) / 10.0, f64::from(self.tenths_max) / 10.0);
-        write!(f, "{verdict}  {tenths:>5.1}  exposure of {} (at most {most:.1})", self.unit)
+        let verdict = if self.tenths > self.tenths_max {
+            "FAILED"
+        } else {
+            "ok    "
+        };
+        let (tenths, most) = (
+            f64::from(self.tenths) / 10.0,
+            f64::from(self.tenths_max) / 10.0,
+        );
+        write!(
+            f,
+            "{verdict}  {tenths:>5.1}  exposure of {} (at most {most:.1})",
+            self.unit
+        )
     }
 }
 
 /// Measures all units; none where systemd's tool is missing.
 pub fn check(root: &Path) -> Result<Option<Vec<UnitExposure>>> {
-    let is_there = Command::new("systemd-analyze").arg("--version").output().is_ok();
+    let is_there = Command::new("systemd-analyze")
+        .arg("--version")
+        .output()
+        .is_ok();
     if !is_there {
         return Ok(None);
     }
@@ -58,7 +72,10 @@ pub fn check(root: &Path) -> Result<Option<Vec<UnitExposure>>> {
         let mut name = (*unit).to_owned();
         if let Some(more) = more {
             name = format!("{unit} with {more}");
-            text = with_drop_in(&text, &std::fs::read_to_string(units.join(more)).context(*more)?);
+            text = with_drop_in(
+                &text,
+                &std::fs::read_to_string(units.join(more)).context(*more)?,
+            );
         }
         Ok(UnitExposure {
             unit: name,
@@ -106,7 +123,8 @@ mod tests {
 
     #[test]
     fn the_figure_is_read_from_the_last_line() {
-        let told = "✗ PrivateNetwork= …\n\n→ Overall exposure level for cedos-prox.service: 1.5 OK 🙂\n";
+        let told =
+            "✗ PrivateNetwork= …\n\n→ Overall exposure level for cedos-prox.service: 1.5 OK 🙂\n";
         assert_eq!(tenths_of(told), Some(15));
         assert_eq!(tenths_of("Failed"), None);
     }

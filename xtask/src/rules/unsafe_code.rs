@@ -28,7 +28,8 @@ const UNSHIPPED: [&str; 4] = ["lab/", "bench/", "xtask/", "bindings/tests/"];
 pub fn count(sources: &Sources) -> UnsafeCode {
     let mut code = UnsafeCode::default();
     for (name, file) in &sources.files {
-        let is_unshipped = name.contains("/tests/") || UNSHIPPED.iter().any(|at| name.starts_with(at));
+        let is_unshipped =
+            name.contains("/tests/") || UNSHIPPED.iter().any(|at| name.starts_with(at));
         for (line, is_test) in unsafe_lines(file) {
             match is_test || is_unshipped {
                 true => code.in_tests += 1,
@@ -101,11 +102,13 @@ mod tests {
 
     #[test]
     fn a_block_with_a_reason_is_counted_and_one_without_is_named() {
-        let with = "fn f() {\n    // SAFETY: it takes nothing.\n    let x =\n        unsafe { g() };\n}\n";
+        let with =
+            "fn f() {\n    // SAFETY: it takes nothing.\n    let x =\n        unsafe { g() };\n}\n";
         let code = count_of(with);
         assert_eq!(code.shipped["edge/x"], 1);
         assert!(code.without_reason.is_empty());
-        let without = "fn f() {\n    // SAFETY: of another.\n    unsafe { g() };\n    unsafe { h() };\n}\n";
+        let without =
+            "fn f() {\n    // SAFETY: of another.\n    unsafe { g() };\n    unsafe { h() };\n}\n";
         assert_eq!(count_of(without).without_reason, ["edge/x/src/a.rs:4"]);
     }
 
@@ -113,7 +116,8 @@ mod tests {
     fn an_implementation_counts_and_a_function_does_not() {
         let code = count_of("// SAFETY: one owner.\nunsafe impl Send for X {}\nunsafe fn f() {}\n");
         assert_eq!(code.shipped["edge/x"], 1);
-        let test = "#[cfg(test)]\nmod tests {\n    // SAFETY: a test.\n    fn f() { unsafe { g() } }\n}\n";
+        let test =
+            "#[cfg(test)]\nmod tests {\n    // SAFETY: a test.\n    fn f() { unsafe { g() } }\n}\n";
         assert_eq!(count_of(test).in_tests, 1);
     }
 }

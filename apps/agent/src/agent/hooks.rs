@@ -85,8 +85,12 @@ pub fn run_hooks(hooks: &Hooks, input: impl Read) {
             let status = shell(&command, is_free).into_std().status();
             match status {
                 Ok(status) if status.success() => {}
-                Ok(status) => print_stderr(&format!("cedos agent: a hook failed ({status}): {command}")),
-                Err(error) => print_stderr(&format!("cedos agent: cannot start {command}: {error}")),
+                Ok(status) => {
+                    print_stderr(&format!("cedos agent: a hook failed ({status}): {command}"))
+                }
+                Err(error) => {
+                    print_stderr(&format!("cedos agent: cannot start {command}: {error}"))
+                }
             }
         });
     }

@@ -19,8 +19,22 @@ use cedos_sandbox::{
 
 /// Folders at the top of the file system in which users keep no files (hier(7)).
 const SYSTEM_FOLDERS: [&str; 16] = [
-    "bin", "boot", "dev", "efi", "etc", "lib", "lib32", "lib64", "libx32", "lost+found", "nix", "proc",
-    "run", "sbin", "sys", "usr",
+    "bin",
+    "boot",
+    "dev",
+    "efi",
+    "etc",
+    "lib",
+    "lib32",
+    "lib64",
+    "libx32",
+    "lost+found",
+    "nix",
+    "proc",
+    "run",
+    "sbin",
+    "sys",
+    "usr",
 ];
 /// Folders below those in which users have files all the same.
 const USERS_FOLDERS: [&str; 5] = [
@@ -137,7 +151,9 @@ mod tests {
         let folders = user_folders();
         let has = |path: &str| folders.iter().any(|folder| folder == OsStr::new(path));
         assert!(has("/home") && has("/tmp"), "{folders:?}");
-        for system in ["/", "/etc", "/usr", "/boot", "/dev", "/proc", "/run", "/lib"] {
+        for system in [
+            "/", "/etc", "/usr", "/boot", "/dev", "/proc", "/run", "/lib",
+        ] {
             assert!(!has(system), "{system}: {folders:?}");
         }
     }

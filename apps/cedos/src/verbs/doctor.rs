@@ -658,14 +658,19 @@ async fn check_agent() -> Finding {
 /// Whether the system calls of a process are filtered; none if the system does not say.
 fn has_filter(pid: u64) -> Option<bool> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let mode = status.lines().find_map(|line| line.strip_prefix("Seccomp:"))?;
+    let mode = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Seccomp:"))?;
     Some(mode.trim() == "2")
 }
 
 /// Whether this kernel has what the sandboxes of proxy and agent are made of.
 fn check_sandbox() -> Finding {
     match check_file_restriction() {
-        Ok(()) => Finding::good("sandbox", "this kernel restricts the files of proxy and agent"),
+        Ok(()) => Finding::good(
+            "sandbox",
+            "this kernel restricts the files of proxy and agent",
+        ),
         Err(reason) => Finding::note(
             "sandbox",
             format!("proxy and agent can use every file of their users: {reason}"),

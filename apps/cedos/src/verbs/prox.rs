@@ -457,10 +457,7 @@ impl ProxArgs {
 ///
 /// # Errors
 /// When the configuration cannot be run.
-pub async fn run(
-    mut args: ProxArgs,
-    sandbox: Option<SandboxReport>,
-) -> anyhow::Result<ExitCode> {
+pub async fn run(mut args: ProxArgs, sandbox: Option<SandboxReport>) -> anyhow::Result<ExitCode> {
     if let Some(verb) = args.verb {
         return prox_control::run(verb).await;
     }

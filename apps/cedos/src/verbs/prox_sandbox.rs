@@ -53,7 +53,11 @@ fn files_of(args: &ProxArgs) -> anyhow::Result<FileAccess> {
     if let Some(loader) = program_loader() {
         files.run(loader);
     }
-    let folders = [args.state_dir.as_deref(), config.copies_dir.as_deref(), args.qlog.folder()];
+    let folders = [
+        args.state_dir.as_deref(),
+        config.copies_dir.as_deref(),
+        args.qlog.folder(),
+    ];
     for folder in folders.into_iter().flatten() {
         create_private_dir(folder)
             .with_context(|| format!("cannot make the directory {}", folder.display()))?;
@@ -71,7 +75,11 @@ fn files_of(args: &ProxArgs) -> anyhow::Result<FileAccess> {
     for file in read.into_iter().flatten() {
         files.read_replaceable(file);
     }
-    if let Some(log) = args.access_log.as_deref().filter(|log| *log != Path::new("-")) {
+    if let Some(log) = args
+        .access_log
+        .as_deref()
+        .filter(|log| *log != Path::new("-"))
+    {
         // One in a folder of many programs must exist before the sandbox. What is wrong with it is reported later.
         let _ = cedos_prox::check_access_log(log);
         files.write_replaceable(log);
@@ -82,7 +90,12 @@ fn files_of(args: &ProxArgs) -> anyhow::Result<FileAccess> {
 /// Capabilities that the proxy needs, of those that it has.
 fn capabilities_of(args: &ProxArgs, files: &FileAccess) -> CapabilitySet {
     let mut kept = CapabilitySet::empty();
-    let ports = [Some(args.listen), args.stream_listen, args.tcp_listen, args.metrics_listen];
+    let ports = [
+        Some(args.listen),
+        args.stream_listen,
+        args.tcp_listen,
+        args.metrics_listen,
+    ];
     let is_low = |port: u16| (1..FREE_PORT_MIN).contains(&port);
     if ports.into_iter().flatten().any(|at| is_low(at.port())) {
         kept |= CapabilitySet::NET_BIND_SERVICE;
@@ -92,7 +105,10 @@ fn capabilities_of(args: &ProxArgs, files: &FileAccess) -> CapabilitySet {
         kept |= CapabilitySet::NET_ADMIN;
     }
     // Root opens what others own by this capability.
-    let is_foreign = |path: &Path| path.metadata().is_ok_and(|found| found.uid() != geteuid().as_raw());
+    let is_foreign = |path: &Path| {
+        path.metadata()
+            .is_ok_and(|found| found.uid() != geteuid().as_raw())
+    };
     let own = files.paths().filter(|path| !path.starts_with("/proc"));
     if geteuid().is_root() && own.into_iter().any(is_foreign) {
         kept |= CapabilitySet::DAC_OVERRIDE;
