@@ -2,7 +2,7 @@
 //!
 //! - `check`: everything that a change must pass. `.ci/run` calls exactly this.
 //! - `quick`: format, rules, lints and unit tests of what changed; between two commits.
-//! - `nightly`: checks that take too long for every change.
+//! - `nightly`: checks that take too long for every change, within a time.
 //! - `rules`: the repository's own rules, as far as a program can check them; part of `check`.
 //! - `header`: the C header of libd2tp, from its sources.
 //! - `dist`: packages, and tests that they install, work and uninstall without a trace.
@@ -40,10 +40,10 @@ enum XtaskVerb {
     Check,
     /// What changed and what depends on it: format, rules, lints, unit tests, a few random scenarios
     Quick(quick::QuickOptions),
-    /// Checks that take longer: fuzzing, ignored tests, every feature
+    /// Checks that take longer, within a time: random scenarios, kill points, fuzzing, Miri, mutants, sanitizers, …
     Nightly(nightly::NightlyOptions),
     /// The repository's own rules, as far as a program can check them: folders, dependencies,
-    /// circles of files, type names, doc comments, sleeping tests; the MUSTs of docs/protocol.md
+    /// circles of files, type names, doc comments, sleeping tests, unsafe code, parsers, exposure of units; the MUSTs of docs/protocol.md
     /// and the promises of docs/security.md and their tests
     Rules(rules::RulesOptions),
     /// Generate edge/capi/include/d2tp.h from the sources of libd2tp

@@ -5,4 +5,5 @@ mod enrol;
 mod files;
 mod limits;
 mod reload;
+mod sandbox;
 mod support;
