@@ -6,7 +6,6 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use anyhow::Context;
 use cedos_sandbox::{
     CapabilitySet, FileAccess, ProcessSandbox, ProgramStarts, SandboxReport, program_loader,
     set_confinement,
@@ -22,7 +21,7 @@ const FREE_PORT_MIN: u16 = 1024; // net.ipv4.ip_unprivileged_port_start, unless 
 /// Enters the sandbox that the options allow. Returns what holds of it; nothing without one.
 ///
 /// # Errors
-/// The settings make no sense, or a directory cannot be made.
+/// The settings make no sense.
 pub fn enter(args: &mut ProxArgs) -> anyhow::Result<Option<SandboxReport>> {
     if args.no_sandbox {
         set_confinement(false);
@@ -59,8 +58,8 @@ fn files_of(args: &ProxArgs) -> anyhow::Result<FileAccess> {
         args.qlog.folder(),
     ];
     for folder in folders.into_iter().flatten() {
-        create_private_dir(folder)
-            .with_context(|| format!("cannot make the directory {}", folder.display()))?;
+        // One that cannot be made is reported where it is used.
+        let _ = create_private_dir(folder);
         files.write(folder);
     }
     files.write(&config.state_dir);
