@@ -14,6 +14,7 @@ mod builds_compared;
 mod c_sanitizers;
 mod instruction_counts;
 mod mutants;
+mod night_context;
 mod night_report;
 mod tool_parts;
 mod until_budget;
@@ -22,9 +23,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 
-use crate::repository::root;
 use crate::step::{Steps, cargo};
 use crate::totals::TestTotals;
+use night_context::NightContext;
 use night_report::{NightPart, NightReport};
 
 /// Options of the verb `nightly`.
@@ -49,19 +50,9 @@ pub struct NightlyOptions {
     /// Keep the instruction counts of this run, to compare later ones with
     #[arg(long)]
     keep_counts: bool,
-    /// Also run what takes hours: every test optimised, ignored ones too; every feature; packages in a fresh Debian
+    /// Run what takes hours, too: every test optimised, ignored ones too; every feature; packages in a fresh Debian
     #[arg(long)]
     whole: bool,
-}
-
-/// What all parts are told.
-pub(crate) struct NightContext {
-    pub(crate) salt: u64,
-    pub(crate) seeds: u64,
-    pub(crate) kill_points: u64,
-    pub(crate) keep_counts: bool,
-    /// Whether there is time to build programs optimised.
-    pub(crate) is_long: bool,
 }
 
 /// A part of the night: its name, its share of the time, and what it does within it.
@@ -152,13 +143,4 @@ fn whole() -> Result<bool> {
 fn today() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs() / 86_400)
-}
-
-/// The names of `fuzz/fuzz_targets/*.rs`.
-pub(crate) fn fuzz_targets() -> Result<Vec<String>> {
-    let targets = crate::repository::files_below(&root().join("fuzz/fuzz_targets"), "rs")?;
-    let names = targets.iter().filter_map(|file| file.file_stem());
-    Ok(names
-        .map(|name| name.to_string_lossy().into_owned())
-        .collect())
 }

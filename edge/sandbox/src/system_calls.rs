@@ -25,9 +25,9 @@ use crate::sandbox_report::SandboxPart;
 /// Whether a process may become another program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgramStarts {
-    /// It may not.
+    /// The process stays the program that it is.
     Refused,
-    /// It may call execve, on programs that its files allow.
+    /// The process may call execve, on programs that its files allow.
     BecomesAnother,
 }
 

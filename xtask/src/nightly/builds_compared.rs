@@ -8,8 +8,8 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-use super::NightContext;
 use super::bounded_command::run_within;
+use super::night_context::NightContext;
 use super::night_report::NightPart;
 use crate::repository::root;
 use crate::step::cargo;

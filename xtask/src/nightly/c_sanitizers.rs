@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::Result;
 use serde_json::json;
 
-use super::NightContext;
 use super::bounded_command::run_within;
+use super::night_context::NightContext;
 use super::night_report::NightPart;
 use crate::repository::root;
 

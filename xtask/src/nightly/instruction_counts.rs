@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::NightContext;
 use super::bounded_command::run_within;
+use super::night_context::NightContext;
 use super::night_report::NightPart;
 use crate::repository::root;
 use crate::step::cargo;

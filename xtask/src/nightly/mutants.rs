@@ -5,8 +5,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::NightContext;
 use super::bounded_command::run_within;
+use super::night_context::NightContext;
 use super::night_report::NightPart;
 use crate::step::{cargo, has_subcommand};
 

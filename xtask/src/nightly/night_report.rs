@@ -22,7 +22,7 @@ pub enum NightVerdict {
 /// What a part of the night came to.
 #[derive(Debug)]
 pub struct NightPart {
-    /// The verdict.
+    /// The verdict on what was tried.
     pub verdict: NightVerdict,
     /// What was done, or why it was not, in a sentence.
     pub text: String,

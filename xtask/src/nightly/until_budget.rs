@@ -8,9 +8,10 @@ use anyhow::Result;
 use serde_json::json;
 
 use super::bounded_command::run_within;
+use super::night_context::NightContext;
 use super::night_report::NightPart;
 use super::tool_parts::nightly_cargo;
-use super::{NightContext, fuzz_targets};
+use crate::repository::root;
 use crate::step::has_subcommand;
 
 /// Random scenarios of a portion: with all checks on, 20 to 40 s of two cores.
@@ -111,6 +112,15 @@ pub fn fuzz(_: &NightContext, budget: Duration) -> Result<NightPart> {
         text,
         json!({"seconds_each": seconds, "runs": runs}),
     ))
+}
+
+/// The names of `fuzz/fuzz_targets/*.rs`.
+fn fuzz_targets() -> Result<Vec<String>> {
+    let targets = crate::repository::files_below(&root().join("fuzz/fuzz_targets"), "rs")?;
+    let names = targets.iter().filter_map(|file| file.file_stem());
+    Ok(names
+        .map(|name| name.to_string_lossy().into_owned())
+        .collect())
 }
 
 /// The number of inputs that libFuzzer says it has run: `Done 123456 runs in 60 second(s)`.

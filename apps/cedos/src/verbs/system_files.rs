@@ -51,7 +51,7 @@ const NAME_FILES: [&str; 14] = [
     "/etc/ld.so.preload",
     "/etc/machine-id",
 ];
-/// Folders of those who write resolv.conf(5).
+/// Folders of the services that write resolv.conf(5).
 const NAME_SERVICES: [&str; 5] = [
     "/run/systemd/resolve",
     "/run/resolvconf",

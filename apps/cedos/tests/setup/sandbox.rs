@@ -45,7 +45,10 @@ async fn a_proxy_is_in_its_sandbox_unless_it_is_told_not_to_be() {
     let status = status_of(pid_of(&proxy.child));
     assert_eq!(field(&status, "NoNewPrivs"), "1");
     assert_eq!(filters(&status), own_filters() + 1);
-    assert!(!may_administer(&status) || !nix::unistd::geteuid().is_root(), "{status}");
+    assert!(
+        !may_administer(&status) || !nix::unistd::geteuid().is_root(),
+        "{status}"
+    );
 
     let home = tempfile::tempdir().unwrap();
     let proxy = start_proxy(home.path(), "127.0.0.1:0", &["--no-sandbox"]).await;
@@ -62,7 +65,10 @@ async fn an_agent_is_in_its_sandbox_and_its_hooks_are_not() {
     let status = status_of(pid_of(&agent.child));
     assert_eq!(field(&status, "NoNewPrivs"), "1");
     assert_eq!(filters(&status), own_filters() + 1);
-    assert!(!may_administer(&status) || !nix::unistd::geteuid().is_root(), "{status}");
+    assert!(
+        !may_administer(&status) || !nix::unistd::geteuid().is_root(),
+        "{status}"
+    );
     let told = home.path().join("hook");
     until("a hook has run", || told.exists()).await;
     assert_eq!(filters(&read(&told)), own_filters());
