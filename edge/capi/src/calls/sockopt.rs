@@ -144,9 +144,9 @@ pub unsafe extern "C" fn d2tp_getsockopt(
 ) -> c_int {
     answer(|| {
         let Some((_, socket)) = table::find(fd)? else {
-            // SAFETY: the kernel checks the pointers.
             return match level {
                 SOL_D2TP => Err(Errno(libc::ENOPROTOOPT)),
+                // SAFETY: the kernel checks the pointers.
                 _ => check(unsafe { libc::getsockopt(fd, level, name, value, len) }),
             };
         };

@@ -190,8 +190,8 @@ pub unsafe extern "C" fn d2tp_write(fd: c_int, buffer: *const c_void, len: size_
             libc::send(fd, buffer, len, libc::MSG_NOSIGNAL)
         });
         match sent {
-            // SAFETY: the same as above.
             Err(Errno(libc::ENOTSOCK)) => {
+                // SAFETY: the same as above.
                 with_conn_error(fd, unsafe { libc::write(fd, buffer, len) })
             }
             sent => sent,
@@ -231,8 +231,8 @@ pub unsafe extern "C" fn d2tp_writev(fd: c_int, pieces: *const iovec, count: c_i
             libc::sendmsg(fd, &message, libc::MSG_NOSIGNAL)
         });
         match sent {
-            // SAFETY: the same as above.
             Err(Errno(libc::ENOTSOCK)) => {
+                // SAFETY: the same as above.
                 with_conn_error(fd, unsafe { libc::writev(fd, pieces, count) })
             }
             sent => sent,
