@@ -494,8 +494,8 @@ impl Worker {
             .iter()
             .map(|l| &l.device)
             .chain(self.places.iter().map(|p| &p.device));
-        // SAFETY: the descriptors belong to devices that live as long as `self`.
         fds.extend(devices.map(|d| {
+            // SAFETY: the descriptor belongs to a device that lives as long as `self`.
             let fd = unsafe { BorrowedFd::borrow_raw(d.descriptor()) };
             PollFd::new(fd, PollFlags::POLLIN)
         }));

@@ -8,7 +8,7 @@
 //! ```
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{BufRead, Write};
 use std::process::Stdio;
 use std::sync::Arc;
 
@@ -74,7 +74,7 @@ const FREE: u8 = b'1';
 const NOT_FREE: u8 = b'0';
 
 /// Runs a hook for each byte that an agent writes, until it ends.
-pub fn run_hooks(hooks: &Hooks, input: impl Read) {
+pub fn run_hooks(hooks: &Hooks, input: impl BufRead) {
     for byte in input.bytes().map_while(Result::ok) {
         let is_free = byte == FREE;
         let Some(command) = hooks.command(is_free).map(str::to_owned) else {
