@@ -24,6 +24,8 @@ function startPlayer() {
   // What is to be played once there is something to play.
   let isAwaited = false;
   let hasFailed = false;
+  // The tag of the bytes that are played.
+  let edition = presentEdition();
   let isUseless = false;
 
   function show(text) {
@@ -35,6 +37,11 @@ function startPlayer() {
   // How much of the episode the agent can give: "nothing", "beginning" or "whole".
   function playable() {
     return document.getElementById("state")?.dataset.playable ?? "whole";
+  }
+
+  // The tag of the bytes that the agent can give.
+  function presentEdition() {
+    return document.getElementById("state")?.dataset.edition ?? "";
   }
 
   function store() {
@@ -80,7 +87,9 @@ function startPlayer() {
   function load() {
     hasFailed = false;
     isRestored = false;
-    audio.src = player.dataset.audio;
+    edition = presentEdition();
+    // So the agent never gives a part of other bytes.
+    audio.src = edition === "" ? player.dataset.audio : `${player.dataset.audio}?edition=${edition}`;
     audio.playbackRate = Number(speed.value);
   }
 
@@ -105,6 +114,11 @@ function startPlayer() {
       return;
     }
     if (!audio.hasAttribute("src") || (hasFailed && !isUseless)) {
+      load();
+    } else if (edition !== presentEdition()) {
+      // The download began anew: what was loaded is of a file that is no more.
+      resumeAt = isRestored ? audio.currentTime : resumeAt;
+      isAwaited ||= !audio.paused;
       load();
     }
     markChapter();

@@ -131,6 +131,17 @@ pub enum DownloadOutcome {
     Cancelled,
 }
 
+impl DownloadOutcome {
+    /// Whether what was fetched of a part is of no further use.
+    pub fn is_end(&self) -> bool {
+        match self {
+            DownloadOutcome::Whole { .. } => false,
+            DownloadOutcome::Failed { is_final, .. } => *is_final,
+            DownloadOutcome::Cancelled => true,
+        }
+    }
+}
+
 /// An episode and its channel, as planning sees it.
 struct Candidate {
     planned: PlannedDownload,

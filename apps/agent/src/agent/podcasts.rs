@@ -17,8 +17,10 @@
 
 mod apps;
 pub(super) mod chapter_fetch;
+mod copy_body;
 pub(super) mod directory_search;
 mod downloads;
+pub(super) mod episode_copy;
 mod feed_fetch;
 mod gpodder_messages;
 mod index_files;

@@ -193,9 +193,15 @@ fn asked(kept: &SavedTransfer) -> JobRequest {
         verb: order.verb,
         url,
         file,
-        since: whole_seconds(Timestamp::now()),
+        // Not rounded up: nothing may have happened to it before.
+        since: whole_seconds(second_of(Timestamp::now())),
         deadline: kept.due.as_ref().map(|anchor| whole_seconds(anchor.at)),
     }
+}
+
+/// The beginning of the second in which a time is.
+fn second_of(at: Timestamp) -> Timestamp {
+    Timestamp::from_second(at.as_second()).unwrap_or(at)
 }
 
 /// A time in the form in which it is shown to users.

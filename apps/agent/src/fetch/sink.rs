@@ -22,6 +22,9 @@ pub const OVERLAP_BYTES_MAX: usize = 16 * 1024; // a guess
 /// The interval between checkpoints of a part: what a power failure may cost to fetch again.
 const CHECKPOINT_EVERY: Duration = Duration::from_secs(2); // a guess
 
+/// How soon the first bytes are made durable: players and other apps have none before.
+const CHECKPOINT_FIRST: Duration = Duration::from_millis(250); // a guess: small files are whole by then
+
 /// Bytes that are cut off a part to make room for its note on a full disk.
 const NOTE_ROOM_BYTES: u64 = 64 * 1024; // a file system block and then some
 
@@ -194,7 +197,11 @@ impl DownloadSink {
             self.note.durable_bytes = outcome.map_err(|e| failed(&e))?;
         }
         let now = BootInstant::now();
-        if self.length > self.note.durable_bytes && now.since(*last) >= CHECKPOINT_EVERY {
+        let interval = match self.note.durable_bytes {
+            0 => CHECKPOINT_FIRST,
+            _ => CHECKPOINT_EVERY,
+        };
+        if self.length > self.note.durable_bytes && now.since(*last) >= interval {
             *last = now;
             let work = partial.checkpoint(all).map_err(|e| failed(&e))?;
             *checkpoint = Some(tokio::task::spawn_blocking(work));

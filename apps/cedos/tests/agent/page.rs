@@ -94,8 +94,19 @@ pub struct PageAnswer {
     pub text: String,
 }
 
+impl PageAnswer {
+    /// Path of what the player of an episode's page plays, behind the link's token.
+    pub fn player_source(&self) -> String {
+        let audio = self.text.split("<audio").nth(1).expect("a player");
+        let source = audio.split("src=\"").nth(1).expect("something to play");
+        let source = source.split('"').next().expect("an address");
+        let at = source.find("/podcasts").expect("a path of podcasts");
+        source[at..].to_owned()
+    }
+}
+
 impl PageLink {
-    fn of(url: &str) -> PageLink {
+    pub fn of(url: &str) -> PageLink {
         let rest = url.strip_prefix("http://").expect("a link");
         let (host, path) = rest.split_once('/').expect("a path");
         PageLink {
@@ -122,10 +133,11 @@ impl PageLink {
         words += &format!("Content-Length: {}\r\n\r\n{body}", body.len());
         let mut stream = TcpStream::connect(&self.host).await.expect("it listens");
         stream.write_all(words.as_bytes()).await.expect("sent");
-        let mut answer = String::new();
-        within(stream.read_to_string(&mut answer))
+        let mut answer = Vec::new();
+        within(stream.read_to_end(&mut answer))
             .await
             .expect("an answer");
+        let answer = String::from_utf8_lossy(&answer).into_owned();
         let status = answer
             .split(' ')
             .nth(1)

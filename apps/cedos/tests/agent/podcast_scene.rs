@@ -1,5 +1,7 @@
 //! Podcasts of a person for tests in browsers: an origin with feeds and sound, and an agent that subscribes to them.
 
+use std::path::{Path, PathBuf};
+
 use cedos_lab_rig::PATIENCE;
 use cedos_lab_rig::origin::{OriginRequest, OriginStream, ScriptedOrigin, cut, proper, reply};
 use serde_json::{Value, json};
@@ -302,6 +304,23 @@ impl PodcastScene {
     /// Has the origin give all of what is below `/slow/`.
     pub fn open(&self) {
         self.open.send_replace(true);
+    }
+
+    /// What of downloads that are not whole is on the disk.
+    pub fn parts(&self) -> Vec<PathBuf> {
+        fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
+            for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+                let path = entry.path();
+                match path.is_dir() {
+                    true => walk(&path, found),
+                    false if path.extension().is_some_and(|end| end == "part") => found.push(path),
+                    false => {}
+                }
+            }
+        }
+        let mut found = Vec::new();
+        walk(self.home.path(), &mut found);
+        found
     }
 
     /// The address of a page.

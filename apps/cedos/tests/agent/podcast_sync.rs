@@ -17,6 +17,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::process::Command;
 
+use super::page::PageLink;
+
 const BYTES: usize = 300_000;
 const TAG: &str = "\"v1\"";
 
@@ -55,6 +57,16 @@ impl Listener {
     async fn replace_agent(&mut self) {
         self.agent.take().expect("it runs").kill().await;
         self.agent = Some(AgentProcess::start(self.path()).await);
+    }
+
+    /// What a verb prints.
+    async fn printed(&self, arguments: &[&str]) -> String {
+        let run = self.run(arguments).await;
+        assert_eq!(run.code, 0, "{}", run.errors);
+        String::from_utf8(run.output)
+            .expect("text")
+            .trim()
+            .to_owned()
     }
 
     async fn run(&self, arguments: &[&str]) -> CedosRun {
@@ -407,7 +419,7 @@ async fn an_app_downloads_one_copy_through_an_outage_a_broken_connection_and_ano
 }
 
 #[tokio::test]
-async fn an_app_is_never_given_bytes_of_two_copies() {
+async fn neither_an_app_nor_a_player_is_given_bytes_of_two_copies() {
     let changed = Arc::new(AtomicBool::new(false));
     let flag = changed.clone();
     let new_bytes = object(BYTES, 99);
@@ -430,6 +442,11 @@ async fn an_app_is_never_given_bytes_of_two_copies() {
     let (_, enclosures) = links(&home.apps().await).await;
     let (mut stream, head, mut got) = begin("GET", &enclosures[0], &[], "").await;
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    let page = PageLink::of(&home.printed(&["page"]).await);
+    let player = page.get("/podcasts/episode/1").await.player_source();
+    let beginning = [("Range", "bytes=0-99")];
+    let played = page.get_with(&player, &beginning).await;
+    assert_eq!(played.status, 206, "{}", played.text);
     changed.store(true, Ordering::Relaxed);
     // The advertisements are others now: what was begun cannot be completed, and breaks off.
     let _ = within(stream.read_to_end(&mut got)).await;
@@ -447,6 +464,11 @@ async fn an_app_is_never_given_bytes_of_two_copies() {
     })
     .await;
     assert!(again.body == new_bytes);
+    // A player has no `If-Range`: what it was told to play is another copy.
+    let refused = page.get_with(&player, &beginning).await;
+    assert_eq!(refused.status, 409, "{}", refused.text);
+    let player = page.get("/podcasts/episode/1").await.player_source();
+    assert_eq!(page.get_with(&player, &beginning).await.status, 206);
 }
 
 #[tokio::test]

@@ -478,6 +478,9 @@ fn the_page_says_what_network_an_episode_waits_for_and_it_comes_when_there_is_on
         wifi_off();
         browser.until(&shows("no network is up.")).await;
         // What is here is played all the same.
+        browser
+            .until("!document.getElementById('player').hidden")
+            .await;
         browser.tab_to("audio").await;
         browser.press(&[SPACE]).await;
         browser

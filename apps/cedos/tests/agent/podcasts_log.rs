@@ -56,6 +56,7 @@ async fn a_download_is_in_the_log_and_an_anonymous_export_says_nothing_of_whom()
         };
         let to_the_second = Timestamp::from_second(begun.as_second()).expect("a time");
         assert!(time("started_at") >= to_the_second, "{entry}");
+        assert!(time("started_at") <= time("first_byte_at"), "{entry}");
         assert!(time("first_byte_at") <= time("last_byte_at"), "{entry}");
         assert!(time("last_byte_at") <= time("ended_at"), "{entry}");
         // The deadline is within a day.

@@ -323,9 +323,12 @@ async fn audio_of_a_download_is_served_as_far_as_it_has_come_and_the_rest_is_wai
         scene.link.get_with(&audio, &beginning).await;
         scene.link.post(&path, "do=not-wanted").await
     };
+    assert_eq!(scene.parts().len(), 1);
     let (cut, done) = tokio::join!(waiting, taken_back);
     assert_eq!(done.status, 303, "{}", done.text);
     assert!(!cut.text.ends_with(&"\0".repeat(10)), "{}", cut.text);
+    let parts = async || (scene.parts().is_empty()).then_some(());
+    until_async("no part of what was taken back", parts).await;
 
     let path = format!("/podcasts/episode/{}", episodes[4]);
     let audio = format!("{path}/audio");

@@ -3,8 +3,7 @@
 //! ```text
 //!  /podcasts ─┬─ channel/ID      episodes, rule                 channels
 //!             ├─ episode/ID      notes, player, deadline        episode_page
-//!             │   ├─ audio       the file, by ranges            audio
-//!             │   │              while it is downloaded         growing_file
+//!             │   ├─ audio       the copy, by ranges            audio
 //!             │   └─ position    where the player is            episode_page
 //!             ├─ queue           deadlines in their order       queue_page
 //!             ├─ search          titles; subscribing            channels
@@ -19,7 +18,6 @@ mod channels;
 mod chapters;
 mod episode_page;
 mod episode_row;
-mod growing_file;
 mod library_access;
 mod queue_page;
 mod subscription_list;

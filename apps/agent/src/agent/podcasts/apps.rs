@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  app ── http://127.0.0.1:PORT ── port ─┬─ /TOKEN/subscriptions.opml, /TOKEN/feeds/3   feed_pages
-//!         Host, Origin, token or password├─ /TOKEN/episodes/17/one.mp3                  episode_link ─ copy_body
+//!         Host, Origin, token or password├─ /TOKEN/episodes/17/one.mp3                  episode_link ─ episode_copy
 //!                                        └─ /api/2/…, /subscriptions/…                  gpodder_server
 //! ```
 //!
@@ -10,7 +10,6 @@
 //! password are saved, so that what an app subscribed to works as long as an agent runs.
 
 mod addresses;
-mod copy_body;
 mod episode_link;
 mod feed_pages;
 mod gpodder_server;

@@ -350,6 +350,9 @@ impl Agent {
             .remove(&job)
             .unwrap_or_else(|| RunningRecord::of(download.record.clone()));
         let entry = self.log_entry(download, transfer, running, &outcome);
+        if outcome.is_end() {
+            discard_part(&download.file).await;
+        }
         let episode = download.episode;
         let now = Timestamp::now();
         let is_refused = matches!(outcome, DownloadOutcome::Failed { .. }) && is_refusal(last);
@@ -405,6 +408,9 @@ impl Agent {
         let Ok(found) = std::fs::metadata(&download.file) else {
             return self.queue_again(download).await;
         };
+        if let Some(job) = download.job {
+            lock(&self.podcasts.records).remove(&job);
+        }
         let outcome = whole(&download.file, Some(found.len()), None);
         let (episode, now) = (download.episode, Timestamp::now());
         let noted = self
@@ -489,9 +495,7 @@ impl Agent {
                 tracing::warn!(job, "does not stop; its part stays");
             }
         }
-        if let Err(failure) = forget(&download.file, "", None).await {
-            tracing::warn!(error = failure.text, "cannot remove the part of an episode");
-        }
+        discard_part(&download.file).await;
         remove(&download.file);
     }
 
@@ -500,6 +504,13 @@ impl Agent {
         let is_queued = episode.state == EpisodeState::Downloading;
         let job = episode.job.filter(|_| is_queued)?;
         self.show(job).ok()
+    }
+}
+
+/// Removes what came of a file that is not wanted any longer.
+async fn discard_part(file: &Path) {
+    if let Err(failure) = forget(file, "", None).await {
+        tracing::warn!(error = failure.text, "cannot remove the part of an episode");
     }
 }
 

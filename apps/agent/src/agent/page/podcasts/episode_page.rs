@@ -12,10 +12,10 @@ use jiff::{Timestamp, Zoned};
 use serde::Deserialize;
 use url::Url;
 
+use super::super::super::podcasts::episode_copy::EpisodeCopy;
 use super::super::frame::{self, PageContext, PageFrame};
 use super::super::live;
 use super::super::transfer_card::TransferCard;
-use super::audio::playable_download;
 use super::chapters::{ChapterRow, chapters_of};
 use super::episode_row::{EpisodeRow, clock};
 use super::library_access::frame_of;
@@ -45,6 +45,8 @@ struct EpisodeLive {
     is_ready: bool,
     /// How much of the episode a player can have.
     playable: PlayablePart,
+    /// The tag of what a player can have.
+    edition: String,
     is_wanted: bool,
     played: bool,
     asked: Option<String>,
@@ -62,11 +64,12 @@ enum PlayablePart {
 }
 
 impl PlayablePart {
-    fn of(context: &PageContext, episode: &Episode) -> PlayablePart {
-        match &episode.file {
-            Some(_) => PlayablePart::Whole,
-            None if playable_download(&context.agent, episode).is_some() => PlayablePart::Beginning,
-            None => PlayablePart::Nothing,
+    fn of(copy: Option<&EpisodeCopy>) -> PlayablePart {
+        match copy {
+            Some(copy) if copy.is_whole() => PlayablePart::Whole,
+            // A player cannot seek where it does not know the end.
+            Some(copy) if copy.length().is_some() => PlayablePart::Beginning,
+            _ => PlayablePart::Nothing,
         }
     }
 
@@ -125,7 +128,8 @@ async fn find(context: &PageContext, id: EpisodeId) -> Result<Episode, TransferF
 }
 
 impl EpisodeLive {
-    fn of(context: &PageContext, episode: &Episode) -> EpisodeLive {
+    async fn of(context: &PageContext, episode: &Episode) -> Result<EpisodeLive, TransferFailure> {
+        let copy = context.agent.look_at_copy(episode).await?;
         let now = Zoned::now();
         let summary = &episode.summary;
         let is_wanted = summary.state == EpisodeState::Downloading;
@@ -138,10 +142,15 @@ impl EpisodeLive {
             true => chapters_of(&episode.notes),
             false => listed.into_iter().map(ChapterRow::of).collect(),
         };
-        EpisodeLive {
+        Ok(EpisodeLive {
             base: context.base.clone(),
             is_ready: episode.file.is_some(),
-            playable: PlayablePart::of(context, episode),
+            playable: PlayablePart::of(copy.as_ref()),
+            edition: copy
+                .as_ref()
+                .and_then(EpisodeCopy::tag)
+                .unwrap_or_default()
+                .to_owned(),
             is_wanted: is_wanted || own.is_some(),
             played: summary.played,
             chapters,
@@ -151,17 +160,22 @@ impl EpisodeLive {
             }),
             transfer: transfer.map(|transfer| TransferCard::of(&transfer, &now)),
             episode: EpisodeRow::of(summary, &now),
-        }
+        })
     }
 }
 
 /// Shows an episode.
 pub(super) async fn page(State(context): State<PageContext>, Path(id): Path<i64>) -> Response {
-    match find(&context, EpisodeId(id)).await {
-        Ok(episode) => frame::html(&EpisodePage {
+    let found = async {
+        let episode = find(&context, EpisodeId(id)).await?;
+        let live = EpisodeLive::of(&context, &episode).await?;
+        Ok::<_, TransferFailure>((episode, live))
+    };
+    match found.await {
+        Ok((episode, live)) => frame::html(&EpisodePage {
             frame: frame_of(&context),
             base: context.base.clone(),
-            live: EpisodeLive::of(&context, &episode),
+            live,
             position_ms: episode.summary.position_ms,
             position: clock(episode.summary.position_ms / 1000),
             notes: episode.notes,
@@ -182,7 +196,7 @@ pub(super) async fn updates(State(context): State<PageContext>, Path(id): Path<i
         let view = view.clone();
         async move {
             let episode = find(&view, EpisodeId(id)).await.ok()?;
-            Some(EpisodeLive::of(&view, &episode))
+            EpisodeLive::of(&view, &episode).await.ok()
         }
     };
     live::updates(&context, look).into_response()

@@ -1,4 +1,4 @@
-//! The body of an answer to an app that downloads an episode: one consistent copy, also while it is being fetched.
+//! The body of an answer with an episode: one consistent copy, also while it is being fetched.
 //!
 //! ```text
 //!  durable ════════════════╪═══════╪╌╌╌╌╌╌ missing
@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Bytes that a crash of the agent could take back are not given away, so what an app has, the agent has. The reserve
-//! keeps connections alive, as for players (`stream::response_body`).
+//! keeps connections of apps alive that end silent ones, as for streams (`stream::response_body`). Browsers wait.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,9 +15,11 @@ use bytes::Bytes;
 use cedos_readycast::{EpisodeId, EpisodeState};
 use tokio::time::Instant;
 
-use super::super::super::state::Agent;
+use super::super::idle::ConnectionCount;
+use super::super::state::Agent;
+use super::episode_copy::is_coming;
 use crate::fetch::partial_reader::{PartialReader, PartialState};
-use crate::stream::response_body::{DRIP_BYTES, DRIP_EVERY, RESERVE_BYTES};
+use crate::stream::response_body::{DRIP_BYTES, DRIP_EVERY};
 
 /// Bytes that are read at a time.
 const PIECE_BYTES: u64 = 256 * 1024; // a guess
@@ -26,21 +28,21 @@ const PIECE_BYTES: u64 = 256 * 1024; // a guess
 const LOOK_EVERY: Duration = Duration::from_millis(500); // a guess: more becomes durable every two seconds
 
 /// How often it is asked whether a download that brings nothing is still wanted.
-const ASK_EVERY: Duration = Duration::from_secs(5); // a guess
+const ASK_EVERY: Duration = Duration::from_secs(2); // a guess
 
 /// Where the bytes are.
-pub(super) enum EpisodeCopy {
+pub(super) enum CopySource {
     /// A file that is whole: its length.
     Whole(std::fs::File, u64),
     /// A download that goes on.
     Growing(PartialReader),
 }
 
-impl EpisodeCopy {
+impl CopySource {
     fn state(&self) -> PartialState {
         match self {
-            EpisodeCopy::Whole(_, length) => PartialState::Whole { length: *length },
-            EpisodeCopy::Growing(reader) => reader.state(),
+            CopySource::Whole(_, length) => PartialState::Whole { length: *length },
+            CopySource::Growing(reader) => reader.state(),
         }
     }
 
@@ -48,12 +50,12 @@ impl EpisodeCopy {
         use std::os::unix::fs::FileExt;
         let most = usize::try_from(most).map_err(std::io::Error::other)?;
         match self {
-            EpisodeCopy::Whole(file, _) => {
+            CopySource::Whole(file, _) => {
                 let mut bytes = vec![0; most];
                 file.read_exact_at(&mut bytes, at)?;
                 Ok(bytes)
             }
-            EpisodeCopy::Growing(reader) => reader.read(at, most),
+            CopySource::Growing(reader) => reader.read(at, most),
         }
     }
 }
@@ -62,13 +64,15 @@ impl EpisodeCopy {
 pub(super) struct CopyBody {
     agent: Arc<Agent>,
     episode: EpisodeId,
-    copy: Arc<EpisodeCopy>,
+    copy: Arc<CopySource>,
     at: u64,
     /// The end; none where the length is not known yet.
     to: Option<u64>,
+    reserve_bytes: u64,
     /// When the last byte was sent.
     last: Instant,
     asked_at: Instant,
+    _counted: ConnectionCount,
 }
 
 /// What is done next.
@@ -81,21 +85,24 @@ enum CopyStep {
 }
 
 impl CopyBody {
-    /// The bytes from `at` up to `to`.
+    /// The bytes from `at` up to `to`, of which `reserve_bytes` are kept back while more of a download is missing.
     pub(super) fn new(
         agent: Arc<Agent>,
         episode: EpisodeId,
-        copy: EpisodeCopy,
+        copy: CopySource,
         at: u64,
         to: Option<u64>,
+        reserve_bytes: u64,
     ) -> CopyBody {
         let now = Instant::now();
         CopyBody {
+            _counted: ConnectionCount::new(agent.clone()),
             agent,
             episode,
             copy: Arc::new(copy),
             at,
             to,
+            reserve_bytes,
             last: now,
             asked_at: now,
         }
@@ -108,8 +115,11 @@ impl CopyBody {
     pub(super) async fn next(&mut self) -> std::io::Result<Option<Bytes>> {
         loop {
             let (copy, at, to) = (self.copy.clone(), self.at, self.to);
-            let is_due = self.last.elapsed() >= DRIP_EVERY;
-            let step = tokio::task::spawn_blocking(move || step(&copy, at, to, is_due)).await;
+            let reserve = match self.last.elapsed() >= DRIP_EVERY {
+                true => CopyReserve::Due(self.reserve_bytes),
+                false => CopyReserve::Kept(self.reserve_bytes),
+            };
+            let step = tokio::task::spawn_blocking(move || step(&copy, at, to, reserve)).await;
             match step.map_err(std::io::Error::other)?? {
                 CopyStep::Bytes(bytes) => {
                     self.at += bytes.len() as u64;
@@ -131,20 +141,45 @@ impl CopyBody {
         let id = self.episode;
         let episode = self.agent.podcasts.with(move |library| library.episode(id));
         let episode = episode.await.map_err(|f| std::io::Error::other(f.text))?;
-        match episode.map(|episode| episode.summary) {
-            Some(summary) if summary.state != EpisodeState::Removed => match summary.problem {
-                Some(problem) => Err(std::io::Error::other(problem)),
-                None => Ok(()),
-            },
-            _ => Err(std::io::Error::other(
-                "the episode is not wanted any longer",
-            )),
+        let not_wanted = || std::io::Error::other("the episode is not wanted any longer");
+        let episode = episode.ok_or_else(not_wanted)?;
+        if let Some(problem) = episode.summary.problem {
+            return Err(std::io::Error::other(problem));
+        }
+        match episode.summary.state == EpisodeState::Ready || is_coming(&episode) {
+            true => Ok(()),
+            false => Err(not_wanted()),
         }
     }
 }
 
-/// One look at the copy. `is_due`: a part of the reserve is due.
-fn step(copy: &EpisodeCopy, at: u64, to: Option<u64>, is_due: bool) -> std::io::Result<CopyStep> {
+/// The last bytes of what is durable, which are given singly so that a connection is not silent.
+#[derive(Debug, Clone, Copy)]
+enum CopyReserve {
+    Kept(u64),
+    /// Some of them are due.
+    Due(u64),
+}
+
+impl CopyReserve {
+    fn bytes(self) -> u64 {
+        match self {
+            CopyReserve::Kept(bytes) | CopyReserve::Due(bytes) => bytes,
+        }
+    }
+
+    fn is_due(self) -> bool {
+        matches!(self, CopyReserve::Due(_))
+    }
+}
+
+/// One look at the copy.
+fn step(
+    copy: &CopySource,
+    at: u64,
+    to: Option<u64>,
+    reserve: CopyReserve,
+) -> std::io::Result<CopyStep> {
     let replaced = || std::io::Error::other("the server has other bytes by now");
     let to_end = |end: u64| to.map_or(end, |to| to.min(end));
     let most = match copy.state() {
@@ -163,11 +198,11 @@ fn step(copy: &EpisodeCopy, at: u64, to: Option<u64>, is_due: bool) -> std::io::
             }
             let free = match to == Some(end) {
                 true => end,
-                false => end.saturating_sub(RESERVE_BYTES),
+                false => end.saturating_sub(reserve.bytes()),
             };
             match (free.saturating_sub(at), end.saturating_sub(at)) {
                 (0, 0) => return Ok(CopyStep::Wait),
-                (0, reserve) if is_due => reserve.min(DRIP_BYTES),
+                (0, held_back) if reserve.is_due() => held_back.min(DRIP_BYTES),
                 (0, _) => return Ok(CopyStep::Wait),
                 (free, _) => free,
             }
@@ -199,27 +234,28 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let destination = folder.path().join("a");
         let mut sink = DownloadSink::file(&destination, "https://h.example/a").expect("it opens");
-        let reserve = RESERVE_BYTES as usize;
+        let reserve = 10_000;
         sink.append(&vec![7; reserve + 100]).expect("written");
         sink.sync().await.expect("synced");
         let (reader, _) = PartialReader::open(&destination).expect("some bytes");
-        let copy = EpisodeCopy::Growing(reader);
+        let copy = CopySource::Growing(reader);
+        let (kept, due) = (CopyReserve::Kept(10_000), CopyReserve::Due(10_000));
         let end = reserve as u64 + 200;
         let to = Some(end);
-        assert_eq!(bytes_of(step(&copy, 0, to, false)), Some(100));
-        assert_eq!(bytes_of(step(&copy, 100, to, false)), Some(0));
+        assert_eq!(bytes_of(step(&copy, 0, to, kept)), Some(100));
+        assert_eq!(bytes_of(step(&copy, 100, to, kept)), Some(0));
         assert_eq!(
-            bytes_of(step(&copy, 100, to, true)),
+            bytes_of(step(&copy, 100, to, due)),
             Some(DRIP_BYTES as usize)
         );
         // What was asked for and is all there is not held back.
-        assert_eq!(bytes_of(step(&copy, 100, Some(150), false)), Some(50));
-        assert_eq!(bytes_of(step(&copy, 150, Some(150), false)), None);
+        assert_eq!(bytes_of(step(&copy, 100, Some(150), kept)), Some(50));
+        assert_eq!(bytes_of(step(&copy, 150, Some(150), kept)), None);
         sink.append(&[7; 100]).expect("written");
         sink.commit(&destination, true).await.expect("whole");
-        assert_eq!(bytes_of(step(&copy, 100, to, false)), Some(reserve + 100));
-        assert_eq!(bytes_of(step(&copy, end, to, false)), None);
-        assert_eq!(bytes_of(step(&copy, 100, None, false)), Some(reserve + 100));
+        assert_eq!(bytes_of(step(&copy, 100, to, kept)), Some(reserve + 100));
+        assert_eq!(bytes_of(step(&copy, end, to, kept)), None);
+        assert_eq!(bytes_of(step(&copy, 100, None, kept)), Some(reserve + 100));
     }
 
     #[tokio::test]
@@ -230,10 +266,10 @@ mod tests {
         sink.append(b"0123").expect("written");
         sink.sync().await.expect("synced");
         let (reader, _) = PartialReader::open(&destination).expect("some bytes");
-        let copy = EpisodeCopy::Growing(reader);
+        let copy = CopySource::Growing(reader);
         sink.restart().expect("from zero");
         sink.append(b"abcdef").expect("written");
         sink.sync().await.expect("synced");
-        assert!(step(&copy, 0, Some(4), true).is_err());
+        assert!(step(&copy, 0, Some(4), CopyReserve::Due(0)).is_err());
     }
 }
