@@ -36,6 +36,7 @@ use crate::refusal::ProxRefusal;
 use crate::request::{FetchRequest, UploadRequest};
 use crate::retained_copies::RetainedCopies;
 use crate::shared_cache::SharedCache;
+use crate::drain::DrainState;
 use crate::shared_copies::SharedCopies;
 use crate::spooled_body::{SpoolError, SpoolFile, SpoolStatus, SpooledBody};
 use crate::stored_upload::StoredUpload;
@@ -174,6 +175,7 @@ pub struct Prox {
     pub(crate) uploads: Arc<UploadTable>,
     pub(crate) hibernated: HibernatedCopies,
     pub(crate) shared_copies: SharedCopies,
+    pub(crate) drain: DrainState,
     /// The named files of copies, if copies outlive the process.
     pub(crate) copy_store: Option<Arc<CopyStore>>,
     /// Copies and uploads that only a bucket has which has not answered yet; none if there is nothing to wait for.
@@ -331,6 +333,7 @@ impl Prox {
             mailboxes: Arc::default(),
             hibernated: HibernatedCopies::default(),
             shared_copies: SharedCopies::default(),
+            drain: DrainState::default(),
             copy_store,
             awaited: Mutex::new(awaited),
             session_memory: MemoryPool::new(config.session_memory_bytes_max),

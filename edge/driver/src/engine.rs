@@ -23,6 +23,7 @@ use crate::clock;
 use crate::driver_core::{DriverCore, DriverShared, FlowEntry, SOURCE_FAILED};
 use crate::hibernation;
 use crate::relay_dispatch;
+use crate::session_moves::MOVE_CONTEXT;
 use crate::workers;
 
 /// The number of receive calls per turn.
@@ -304,6 +305,13 @@ impl DriverEngine {
                             inner.flows.remove(&(session, *flow));
                         }
                     }
+                }
+                SessionEvent::Datagram { context, bytes }
+                    if *context == MOVE_CONTEXT && inner.relays.server_session == Some(session) =>
+                {
+                    inner.move_request = Some(bytes.clone());
+                    self.shared.move_asked.notify_one();
+                    continue;
                 }
                 SessionEvent::Datagram { context, bytes } => {
                     inner.inbox(session).push(*context, bytes.clone());

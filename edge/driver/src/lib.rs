@@ -60,6 +60,7 @@ mod server_list;
 mod server_lookup;
 mod server_nodes;
 mod service_records;
+mod session_moves;
 mod shared_records;
 mod shared_state;
 mod source;
@@ -123,6 +124,7 @@ pub use server_choice::{AskedServer, ServerChoice, choose_server, measure_server
 pub use server_list::{SERVERS_MAX, ServerList, ServerListError};
 pub use server_nodes::look_up_nodes;
 pub use service_records::{SVCB_SERVER_KEY, SVCB_STREAM_PORT};
+pub use session_moves::{MOVE_AGAIN_AFTER, MOVE_CONTEXT, MoveReport};
 pub use source::{HostKey, SendSource};
 pub use ticket_seed::TICKET_SEED_NOTE;
 pub use version_probe::{VersionProbeAnswer, probe_version};

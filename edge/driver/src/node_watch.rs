@@ -86,7 +86,7 @@ impl DeviceInner {
     }
 
     /// What the choice of a node needs to know now.
-    fn node_view(&self) -> NodeView {
+    pub(crate) fn node_view(&self) -> NodeView {
         let paths = self.paths();
         let statuses = self.link_statuses();
         let (has_flows, is_new) = self.session_flows();
@@ -150,7 +150,7 @@ impl DeviceInner {
     }
 
     /// Carries out what the choice of a node decided.
-    fn carry_out_node_actions(self: &Arc<Self>, view: &NodeView) {
+    pub(crate) fn carry_out_node_actions(self: &Arc<Self>, view: &NodeView) {
         loop {
             let action = self.nodes.lock().choice.poll_action();
             match action {
@@ -297,11 +297,12 @@ impl DeviceInner {
         let Some(mut answered) = body.upgrade().and_then(|b| b.nodes.lock().answered.take()) else {
             return;
         };
-        let (mut events, mut candidates, changed) = match body.upgrade() {
+        let (mut events, mut candidates, changed, move_asked) = match body.upgrade() {
             Some(body) => (
                 body.shared.events.subscribe(),
                 body.candidates.subscribe(),
                 body.nodes_changed.clone(),
+                body.shared.move_asked.clone(),
             ),
             None => return,
         };
@@ -328,6 +329,10 @@ impl DeviceInner {
             tokio::select! {
                 () = timer => {}
                 () = changed.notified() => {}
+                () = move_asked.notified() => {
+                    let Some(body) = body.upgrade() else { return };
+                    body.on_move_asked();
+                }
                 moved = candidates.changed(), if !has_one => if moved.is_err() { return },
                 answer = answered.recv() => {
                     let Some(body) = body.upgrade() else { return };

@@ -701,6 +701,7 @@ pub async fn run(mut args: ProxArgs) -> anyhow::Result<ExitCode> {
     let stop_accepting = async {
         tokio::select! {
             () = stop => {}
+            () = prox.clone().drained(server.clone()) => {}
             released = on_release.recv() => successor = released,
         }
         if let (Some(_), Some(flows)) = (&successor, &mut tcp_flows) {
