@@ -72,7 +72,8 @@ impl Prox {
                 asked_at = Some(Instant::now());
                 let left = server.ask_to_move(order.to, false, &|memos| self.are_whole(memos));
                 // Without a shared store nothing tells that a device has gone; without a flow it loses nothing.
-                let is_awaited = self.shared_records().is_some() || begun.elapsed() < MOVE_AGAIN_AFTER;
+                let is_awaited =
+                    self.shared_records().is_some() || begun.elapsed() < MOVE_AGAIN_AFTER;
                 *self.drain.progress.lock() = Some(left);
                 if left.staying == 0 && (left.asked == 0 || !is_awaited) {
                     break;

@@ -32,6 +32,8 @@ use crate::shared_records;
 
 /// The DATAGRAM context of requests to go on at another node.
 pub const MOVE_CONTEXT: u64 = 0x4d0e_71c9; // drawn at random
+/// How often a server that is to be left asks again.
+pub const MOVE_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// How long a request waits for a path that takes it.
 const REQUEST_EXPIRY: Span = Span::from_secs(1);
 /// The most lookups of sessions that may have moved at once.
@@ -102,7 +104,9 @@ impl Server {
                         let mut inner = worker.inner.lock();
                         let awake = inner.core.awake_session(key.peer, key.instance);
                         // Its device may have come back since.
-                        let epoch = awake.and_then(|id| inner.core.session(id)).map(Session::epoch);
+                        let epoch = awake
+                            .and_then(|id| inner.core.session(id))
+                            .map(Session::epoch);
                         if epoch.is_some_and(|epoch| epoch < found.epoch) {
                             shared_records::lose(&mut inner, key);
                         }
@@ -186,6 +190,3 @@ fn node_or_new(nodes: &mut DeviceNodes, at: SocketAddr) -> Option<usize> {
     nodes.choice.set_count(count);
     Some(count - 1)
 }
-
-/// How often a server that is to be left asks again.
-pub const MOVE_AGAIN_AFTER: Duration = Duration::from_secs(1);

@@ -339,7 +339,9 @@ impl Nodes {
         }
         let given = self.given.lock().unwrap().clone();
         for i in 0..downloads.progress.len() {
-            let of_this = given.iter().filter(|(path, _)| *path == format!("{folder}/{i}"));
+            let of_this = given
+                .iter()
+                .filter(|(path, _)| *path == format!("{folder}/{i}"));
             let from: Vec<Option<usize>> = of_this.map(|(_, from)| *from).collect();
             let expected = match folder {
                 "" => vec![None, Some(HALF)],
