@@ -30,9 +30,9 @@ const LAST_REQUESTS_WITHIN: Duration = Duration::from_millis(20); // as of the l
 /// An order to let the devices go on at another node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DrainOrder {
-    /// That node; none: the nearest that each device knows.
+    /// The node at which devices are to go on; none: the nearest that each device knows.
     pub(crate) to: Option<SocketAddr>,
-    /// How long it may take.
+    /// How long the devices may take to leave.
     pub(crate) within: Duration,
 }
 

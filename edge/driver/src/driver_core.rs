@@ -328,6 +328,9 @@ impl DriverShared {
     }
 }
 
+/// R-NODE-4: the DATAGRAM context of requests to go on at another node.
+pub const MOVE_CONTEXT: u64 = 0x4d0e_71c9; // drawn at random
+
 /// Reset code of a flow whose source failed.
 pub(crate) const SOURCE_FAILED: u64 = 0xd100;
 

@@ -20,10 +20,9 @@ use d2tp_session::{
 use d2tp_udp::{LinkSocket, RecvBatch};
 
 use crate::clock;
-use crate::driver_core::{DriverCore, DriverShared, FlowEntry, SOURCE_FAILED};
+use crate::driver_core::{DriverCore, DriverShared, FlowEntry, MOVE_CONTEXT, SOURCE_FAILED};
 use crate::hibernation;
 use crate::relay_dispatch;
-use crate::session_moves::MOVE_CONTEXT;
 use crate::workers;
 
 /// The number of receive calls per turn.

@@ -380,3 +380,22 @@ impl DeviceInner {
         Some(Duration::from(next.since(clock::now())) + Duration::from_millis(1))
     }
 }
+
+impl DeviceInner {
+    /// Handles a request of the server to go on at another node (R-NODE-4).
+    pub(crate) fn on_move_asked(self: &Arc<Self>) {
+        let Some(request) = self.shared.inner.lock().move_request.take() else {
+            return;
+        };
+        let to = std::str::from_utf8(&request).ok();
+        let to: Option<SocketAddr> = to.and_then(|text| text.parse().ok());
+        tracing::debug!(?to, "the node asks to go on at another one");
+        let view = self.node_view();
+        {
+            let mut nodes = self.nodes.lock();
+            let preferred = to.and_then(|to| nodes.node_or_new(to));
+            nodes.choice.on_leave_asked(clock::now(), preferred, &view);
+        }
+        self.carry_out_node_actions(&view);
+    }
+}

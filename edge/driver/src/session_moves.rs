@@ -17,21 +17,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use d2tp_device::NodeChoice;
 use d2tp_session::{FlowId, PathSelection, Session, SessionId, SessionState, Span};
 
-use crate::address::{NODES_MAX, NodeAddress};
 use crate::clock;
-use crate::device::DeviceInner;
-use crate::device_nodes::DeviceNodes;
-use crate::driver_core::{DriverCore, DriverShared};
+use crate::driver_core::{DriverCore, DriverShared, MOVE_CONTEXT};
 use crate::hibernation;
 use crate::server::Server;
-use crate::server_nodes::ServerNode;
 use crate::shared_records;
 
-/// The DATAGRAM context of requests to go on at another node.
-pub const MOVE_CONTEXT: u64 = 0x4d0e_71c9; // drawn at random
 /// How often a server that is to be left asks again.
 pub const MOVE_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// How long a request waits for a path that takes it.
@@ -145,48 +138,4 @@ fn can_move(inner: &DriverCore, id: SessionId, may_move: &dyn Fn(&[Bytes]) -> bo
     };
     // What a journal of this node alone has is nowhere else.
     memos.is_empty() || (inner.hibernation.shared.is_some() && may_move(&memos))
-}
-
-impl DeviceInner {
-    /// Handles a request of the server to go on at another node.
-    pub(crate) fn on_move_asked(self: &Arc<Self>) {
-        let Some(request) = self.shared.inner.lock().move_request.take() else {
-            return;
-        };
-        let to = std::str::from_utf8(&request).ok();
-        let to: Option<SocketAddr> = to.and_then(|text| text.parse().ok());
-        tracing::debug!(?to, "the node asks to go on at another one");
-        let view = self.node_view();
-        {
-            let mut nodes = self.nodes.lock();
-            let preferred = to.and_then(|to| node_or_new(&mut nodes, to));
-            let choice: &mut NodeChoice = &mut nodes.choice;
-            choice.on_leave_asked(clock::now(), preferred, &view);
-        }
-        self.carry_out_node_actions(&view);
-    }
-}
-
-/// The number of the node at an address, which is added if it is new and there is room.
-///
-/// R-NODE-1: the address proves nothing. It gets what any other gets that does not hold the server's key.
-fn node_or_new(nodes: &mut DeviceNodes, at: SocketAddr) -> Option<usize> {
-    if let Some(n) = nodes.node_at(at) {
-        return Some(n);
-    }
-    if nodes.list.len() >= NODES_MAX {
-        return None;
-    }
-    let stream_port = nodes.current().stream_port;
-    nodes.list.push(ServerNode {
-        name: NodeAddress {
-            host: at.ip().to_string(),
-            port: at.port(),
-        },
-        stream_port,
-        addresses: vec![at],
-    });
-    let count = nodes.list.len();
-    nodes.choice.set_count(count);
-    Some(count - 1)
 }

@@ -189,7 +189,7 @@ pub struct DrainArgs {
     to: Option<SocketAddr>,
 
     /// How long it may take
-    #[arg(long, value_name = "SPAN", default_value = "10m", value_parser = parse_expiry)]
+    #[arg(long, value_name = "SPAN", default_value = "10m", value_parser = parse_span)]
     within: Duration,
 
     #[command(flatten)]

@@ -544,9 +544,9 @@ async fn devices_of_a_drained_node_go_on_at_one_that_they_did_not_know() {
     };
     std::fs::write(nodes.path().join("slow.toml"), SLOW).unwrap();
     let slow = ["--config", "slow.toml"];
-    let _first = nodes.start("a", &slow).await;
+    let first = nodes.start("a", &slow).await;
     let second = nodes.start("b", &slow).await;
-    let downloads = nodes.download_at(40, &_first.address, "/whole").await;
+    let downloads = nodes.download_at(40, &first.address, "/whole").await;
     until("they run", || downloads.received() > 40 * 20_000).await;
     let drained = run(
         nodes.path(),
@@ -562,6 +562,26 @@ async fn devices_of_a_drained_node_go_on_at_one_that_they_did_not_know() {
     .await;
     drained.ends_with(0, "the node has ended");
     nodes.assert_whole(downloads).await;
+}
+
+#[tokio::test]
+async fn a_drained_node_keeps_copies_that_are_fetched_until_its_time_is_over() {
+    let Some(nodes) = Nodes::new().await else {
+        return;
+    };
+    let first = nodes.start("a", &[]).await;
+    let second = nodes.start("b", &[]).await;
+    let both = address_of_both(&first, &second);
+    let downloads = nodes.download_at(8, &both, "").await;
+    nodes.halves_are_there(&downloads).await;
+    let drain = ["prox", "drain", "--state-dir", "state-a", "--within", "2s"];
+    let drained = run(nodes.path(), &drain).await;
+    drained.ends_with(0, "the node has ended");
+    drained.ends_with(0, "4 wait for their transfers");
+    assert!(nodes.has_said("a", "the time for devices to go on elsewhere is over"));
+    nodes.open.store(true, Ordering::SeqCst);
+    nodes.assert_whole(downloads).await;
+    assert!(nodes.has_said("b", "took over a session from another node"));
 }
 
 /// What happens to a store.

@@ -163,6 +163,7 @@ async fn a_flow_goes_on_at_another_node_when_its_own_falls_silent() {
     assert_eq!(device.duplicate_bytes(), 0);
 }
 
+// R-NODE-4
 #[tokio::test]
 async fn a_flow_goes_on_at_another_node_when_its_server_asks_for_it() {
     for is_named in [true, false] {
