@@ -226,7 +226,11 @@ impl NodeChoice {
                 self.leaving = None;
             } else if now >= until {
                 self.leaving = None;
-                self.nodes[self.current].failed_until = Some(now + FAILED_FOR);
+                // A node that asked to be left ends soon: then the other one is all there is.
+                let asked_to_leave = self.nodes[before].failed_until.is_some_and(|at| at > now);
+                if !asked_to_leave {
+                    self.nodes[self.current].failed_until = Some(now + FAILED_FOR);
+                }
                 self.current = before;
                 self.actions.push_back(NodeAction::Switch(before));
                 return;
@@ -662,6 +666,26 @@ mod tests {
                 assert_eq!(choice.poll_action(), Some(NodeAction::Switch(1)));
             }
         }
+    }
+
+    #[test]
+    fn a_slow_node_is_tried_again_when_the_one_that_asked_to_be_left_has_ended() {
+        let mut choice = NodeChoice::new(2);
+        let view = NodeView {
+            has_flows: true,
+            ..answering(0)
+        };
+        choice.on_leave_asked(at(0), None, &view);
+        choice.on_answer(at(5), 1, ms(5), &view);
+        choice.on_time(at(2_005), &view);
+        assert_eq!(choice.current(), 0, "it did not complete the handshake");
+        while choice.poll_action().is_some() {}
+        // Nothing answers from now on but the other one's probes.
+        choice.on_time(at(2_300), &silent(2_010));
+        choice.on_answer(at(2_305), 1, ms(5), &silent(2_010));
+        choice.on_time(at(2_500), &silent(2_010));
+        let mut actions = std::iter::from_fn(|| choice.poll_action());
+        assert!(actions.any(|action| action == NodeAction::Switch(1)));
     }
 
     #[test]
