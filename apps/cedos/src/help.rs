@@ -273,6 +273,13 @@ pub const EXAMPLES: &[(&str, [&str; 2])] = &[
         ["cedos prox reload", "cedos prox reload --json"],
     ),
     (
+        "prox drain",
+        [
+            "cedos prox drain",
+            "cedos prox drain --to 192.0.2.2:4433 --within 5m",
+        ],
+    ),
+    (
         "prox status",
         ["cedos prox status", "cedos prox status --json"],
     ),

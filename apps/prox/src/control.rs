@@ -13,6 +13,7 @@
 
 use std::fs::{File, Permissions};
 use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
@@ -29,6 +30,7 @@ use tokio::sync::Semaphore;
 
 use crate::client_limits::ClientLimits;
 use crate::client_store::{ClientStoreError, EnrolledClient, OpenInvitation};
+use crate::drain::DrainOrder;
 use crate::invitation::Invitation;
 use crate::key_text::show_key;
 use crate::prox::{ClientUse, Prox};
@@ -98,6 +100,14 @@ pub enum ControlRequest {
     Status,
     /// Reads the settings again.
     Reload,
+    /// Asks the devices to go on at another node, and ends the proxy when they have.
+    Drain {
+        /// The address of that node; none: the nearest that each device knows.
+        #[serde(default)]
+        to: Option<SocketAddr>,
+        /// How long it may take, in seconds; what is left then is ended as by SIGTERM.
+        within_s: u64,
+    },
     /// Hands the sockets over to the process that asks ([`TakeoverOffer`]). Nothing else is answered after it.
     TakeOver,
 }
@@ -317,6 +327,12 @@ async fn carry_out(
             ))
         }
         ControlRequest::Status => Ok(Said::Status),
+        ControlRequest::Drain { to, within_s } => {
+            let within = Duration::from_secs(within_s);
+            asked.begin_drain(DrainOrder { to, within });
+            tracing::info!(?to, within_s, "devices are asked to go on at another node");
+            Ok(Said::Now(json!({})))
+        }
         ControlRequest::TakeOver => unreachable!("it is not answered here"),
         ControlRequest::Reload => {
             let report = asked.reload()?;
@@ -358,6 +374,9 @@ async fn carry_out(
                     json!({"waiting_copies": bucket.waiting, "failing": bucket.failing})
                 }),
             });
+            if let Some(left) = prox.drain_progress() {
+                status["draining"] = json!({"sessions": left.asked, "staying": left.staying});
+            }
             if let Some(shared) = prox.shared_records() {
                 status["node"] = shared.node().into();
                 status["store"] = shared.place().into();

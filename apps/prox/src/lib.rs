@@ -57,6 +57,7 @@ mod copy_fetcher;
 mod copy_store;
 mod counters;
 mod dial;
+mod drain;
 mod egress;
 mod enrolment;
 mod flow;

@@ -25,6 +25,7 @@ use crate::copy_fetcher::CopyFetcher;
 use crate::copy_store::CopyStore;
 use crate::counters::{ProxCounters, TrafficDirection};
 use crate::dial::{Resolve, SystemResolver};
+use crate::drain::DrainState;
 use crate::flow_report::{FlowLogRecord, ProxFlowReport};
 use crate::hibernated_copies::HibernatedCopies;
 use crate::key_text::show_key;
@@ -174,6 +175,7 @@ pub struct Prox {
     pub(crate) uploads: Arc<UploadTable>,
     pub(crate) hibernated: HibernatedCopies,
     pub(crate) shared_copies: SharedCopies,
+    pub(crate) drain: DrainState,
     /// The named files of copies, if copies outlive the process.
     pub(crate) copy_store: Option<Arc<CopyStore>>,
     /// Copies and uploads that only a bucket has which has not answered yet; none if there is nothing to wait for.
@@ -331,6 +333,7 @@ impl Prox {
             mailboxes: Arc::default(),
             hibernated: HibernatedCopies::default(),
             shared_copies: SharedCopies::default(),
+            drain: DrainState::default(),
             copy_store,
             awaited: Mutex::new(awaited),
             session_memory: MemoryPool::new(config.session_memory_bytes_max),

@@ -167,6 +167,11 @@ impl SharedCopies {
         here.insert(copy.id, Arc::downgrade(copy));
     }
 
+    /// Whether the copy is in this process and complete.
+    pub(crate) fn is_whole(&self, id: u64) -> bool {
+        self.get(id).is_some_and(|copy| is_whole(&copy))
+    }
+
     fn get(&self, id: u64) -> Option<Arc<PinnedCopy>> {
         self.here.lock().get(&id).and_then(Weak::upgrade)
     }

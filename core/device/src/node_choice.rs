@@ -5,11 +5,12 @@
 //!  before the first handshake ──▶ Probe ── another answers 25 ms before this one ──▶ Switch
 //!  silent for 250 ms ──▶ Probe ── another answers, and this one does not ──▶ Switch     (failover)
 //!  no flow is open after payload moved, once a minute ──▶ Probe ── another is clearly nearer ──▶ Switch
+//!  the node asks to be left ──▶ Probe ── another answers ──▶ Switch, with flows too
 //!  the node does not complete the handshake ──▶ Switch back; it is not tried for a minute
 //! ```
 //!
 //! A node may not have the session's record, and never has its tunnels and uploads. A session with flows is
-//! therefore moved only where they would be lost otherwise. A session is at one node at a time: two that were asked at once would both take it up.
+//! therefore moved only where they would be lost otherwise, or where its node asks for it. A session is at one node at a time: two that were asked at once would both take it up.
 
 use std::collections::VecDeque;
 
@@ -81,6 +82,15 @@ struct NodeState {
     failed_until: Option<Time>,
 }
 
+/// A request of the node in use to be left.
+#[derive(Clone, Copy, Debug)]
+struct LeaveRequest {
+    /// The node that is to be used instead, if it answers.
+    preferred: Option<usize>,
+    /// When the nodes were probed for it.
+    probed_at: Time,
+}
+
 /// The choice among a server's nodes.
 #[derive(Debug)]
 pub struct NodeChoice {
@@ -95,6 +105,8 @@ pub struct NodeChoice {
     was_busy: bool,
     /// When the session last moved to a nearer node.
     moved_at: Option<Time>,
+    /// The request of the node in use to be left.
+    leave_request: Option<LeaveRequest>,
     probed_at: Option<Time>,
     /// Probes since anything answered.
     silent_probes: u32,
@@ -114,6 +126,7 @@ impl NodeChoice {
             other_alive_at: None,
             was_busy: false,
             moved_at: None,
+            leave_request: None,
             probed_at: None,
             silent_probes: 0,
             compares_until: None,
@@ -158,6 +171,51 @@ impl NodeChoice {
         self.on_time(now, view);
     }
 
+    /// Handles a request of the node in use to be left: for `preferred`, if that answers, else for the nearest other
+    /// one. It may come again while the session is still there.
+    pub fn on_leave_asked(&mut self, now: Time, preferred: Option<usize>, view: &NodeView) {
+        // While the session moves, the request may be one that was sent before.
+        if self.nodes.len() < 2 || self.leaving.is_some() {
+            return;
+        }
+        self.nodes[self.current].failed_until = Some(now + FAILED_FOR);
+        let is_probed = self
+            .leave_request
+            .is_some_and(|asked| now.since(asked.probed_at) < view.probe_patience());
+        if is_probed {
+            return;
+        }
+        self.compares_until = None;
+        let preferred = preferred.filter(|node| *node < self.nodes.len() && *node != self.current);
+        self.leave_request = Some(LeaveRequest {
+            preferred,
+            probed_at: now,
+        });
+        self.probe(now);
+    }
+
+    /// Leaves the node in use as it asked, once another has answered.
+    fn leave(&mut self, now: Time, asked: LeaveRequest, view: &NodeView) {
+        let since = asked.probed_at;
+        let is_late = now >= since + view.probe_patience();
+        let heard = |n: &usize| {
+            let node = &self.nodes[*n];
+            let tried = node.failed_until.is_none_or(|until| until <= now);
+            tried && node.answered_at.is_some_and(|at| at >= since)
+        };
+        let to = match asked.preferred {
+            Some(preferred) if heard(&preferred) => Some(preferred),
+            Some(_) if !is_late => None,
+            _ => self.nearest_other(now, since),
+        };
+        match to {
+            Some(to) => self.switch(now, to, NODE_ANSWER_MAX),
+            // It asks again.
+            None if is_late => self.leave_request = None,
+            None => {}
+        }
+    }
+
     /// Handles the passing of time and a changed view.
     pub fn on_time(&mut self, now: Time, view: &NodeView) {
         if self.nodes.len() < 2 {
@@ -168,7 +226,11 @@ impl NodeChoice {
                 self.leaving = None;
             } else if now >= until {
                 self.leaving = None;
-                self.nodes[self.current].failed_until = Some(now + FAILED_FOR);
+                // A node that asked to be left ends soon: then the other one is all there is.
+                let asked_to_leave = self.nodes[before].failed_until.is_some_and(|at| at > now);
+                if !asked_to_leave {
+                    self.nodes[self.current].failed_until = Some(now + FAILED_FOR);
+                }
                 self.current = before;
                 self.actions.push_back(NodeAction::Switch(before));
                 return;
@@ -181,7 +243,10 @@ impl NodeChoice {
                 self.silent_probes = 0;
                 (self.alive_at, self.other_alive_at) = (None, None);
                 self.was_busy |= view.is_busy;
-                self.compare(now, view);
+                match self.leave_request {
+                    Some(asked) => self.leave(now, asked, view),
+                    None => self.compare(now, view),
+                }
             }
             (None, Some(since)) => self.fail_over(now, since, view),
             (None, None) => {}
@@ -313,7 +378,7 @@ impl NodeChoice {
         self.leaving = Some((self.current, now + patience));
         (self.alive_at, self.other_alive_at) = (None, None);
         self.current = to;
-        self.compares_until = None;
+        (self.compares_until, self.leave_request) = (None, None);
         self.actions.push_back(NodeAction::Switch(to));
     }
 
@@ -327,6 +392,10 @@ impl NodeChoice {
         }
         match (view.answering, view.silent_since) {
             (Some(_), _) => match self.compares_until {
+                _ if self.leave_request.is_some() => {
+                    let asked = self.leave_request?;
+                    Some(asked.probed_at + view.probe_patience())
+                }
                 Some(until) => Some(until),
                 None => self.compare_at().filter(|_| self.may_compare(view)),
             },
@@ -555,6 +624,92 @@ mod tests {
             let mut actions = std::iter::from_fn(|| choice.poll_action());
             assert!(actions.any(|action| action == NodeAction::Switch(1)));
         }
+    }
+
+    #[test]
+    fn a_node_that_asks_to_be_left_is_left_with_flows_for_the_first_that_answers() {
+        let mut choice = NodeChoice::new(3);
+        let view = NodeView {
+            has_flows: true,
+            ..answering(0)
+        };
+        choice.on_leave_asked(at(0), None, &view);
+        assert_eq!(choice.poll_action(), Some(NodeAction::Probe));
+        choice.on_answer(at(1), 0, ms(1), &view);
+        assert_eq!(choice.poll_action(), None, "it asked to be left");
+        choice.on_answer(at(9), 2, ms(9), &view);
+        assert_eq!(choice.poll_action(), Some(NodeAction::Switch(2)));
+        // Its request comes again while the session moves.
+        choice.on_leave_asked(at(10), None, &view);
+        choice.on_time(at(20), &answering(2));
+        assert_eq!((choice.current(), choice.poll_action()), (2, None));
+    }
+
+    #[test]
+    fn the_node_that_is_named_is_awaited_and_another_is_used_if_it_does_not_answer() {
+        for answers in [true, false] {
+            let mut choice = NodeChoice::new(3);
+            let view = NodeView {
+                has_flows: true,
+                ..answering(0)
+            };
+            choice.on_leave_asked(at(0), Some(2), &view);
+            assert_eq!(choice.poll_action(), Some(NodeAction::Probe));
+            choice.on_answer(at(1), 1, ms(1), &view);
+            assert_eq!(choice.poll_action(), None);
+            assert_eq!(choice.next_timeout(&view), Some(at(1_000)));
+            if answers {
+                choice.on_answer(at(50), 2, ms(50), &view);
+                assert_eq!(choice.poll_action(), Some(NodeAction::Switch(2)));
+            } else {
+                choice.on_time(at(1_000), &view);
+                assert_eq!(choice.poll_action(), Some(NodeAction::Switch(1)));
+            }
+        }
+    }
+
+    #[test]
+    fn a_slow_node_is_tried_again_when_the_one_that_asked_to_be_left_has_ended() {
+        let mut choice = NodeChoice::new(2);
+        let view = NodeView {
+            has_flows: true,
+            ..answering(0)
+        };
+        choice.on_leave_asked(at(0), None, &view);
+        choice.on_answer(at(5), 1, ms(5), &view);
+        choice.on_time(at(2_005), &view);
+        assert_eq!(choice.current(), 0, "it did not complete the handshake");
+        while choice.poll_action().is_some() {}
+        // Nothing answers from now on but the other one's probes.
+        choice.on_time(at(2_300), &silent(2_010));
+        choice.on_answer(at(2_305), 1, ms(5), &silent(2_010));
+        choice.on_time(at(2_500), &silent(2_010));
+        let mut actions = std::iter::from_fn(|| choice.poll_action());
+        assert!(actions.any(|action| action == NodeAction::Switch(1)));
+    }
+
+    #[test]
+    fn a_node_that_asks_to_be_left_is_kept_while_no_other_answers() {
+        let mut choice = NodeChoice::new(2);
+        let view = NodeView {
+            has_flows: true,
+            ..answering(0)
+        };
+        let mut probes = 0;
+        for now in (0..10_000).step_by(100) {
+            if now % 1_000 == 0 {
+                choice.on_leave_asked(at(now), None, &view);
+            }
+            choice.on_time(at(now), &view);
+            probes += usize::from(choice.poll_action() == Some(NodeAction::Probe));
+        }
+        assert!((5..=10).contains(&probes), "{probes}");
+        assert_eq!(choice.current(), 0);
+        // The other one answers at last.
+        choice.on_leave_asked(at(10_000), None, &view);
+        choice.on_answer(at(10_005), 1, ms(5), &view);
+        let mut actions = std::iter::from_fn(|| choice.poll_action());
+        assert!(actions.any(|action| action == NodeAction::Switch(1)));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use d2tp_device::NodeChoice;
 use d2tp_session::{LinkId, Span, Time};
 use tokio::sync::mpsc;
 
+use crate::address::{NODES_MAX, NodeAddress};
 use crate::clock;
 use crate::server_nodes::ServerNode;
 
@@ -103,6 +104,30 @@ impl DeviceNodes {
             return Some(self.choice.current());
         }
         self.list.iter().position(of_node)
+    }
+
+    /// The number of the node at an address, which is added if it is new and there is room.
+    ///
+    /// R-NODE-1: the address proves nothing. It gets what any other gets that does not hold the server's key.
+    pub(crate) fn node_or_new(&mut self, at: SocketAddr) -> Option<usize> {
+        if let Some(n) = self.node_at(at) {
+            return Some(n);
+        }
+        if self.list.len() >= NODES_MAX {
+            return None;
+        }
+        let stream_port = self.current().stream_port;
+        self.list.push(ServerNode {
+            name: NodeAddress {
+                host: at.ip().to_string(),
+                port: at.port(),
+            },
+            stream_port,
+            addresses: vec![at],
+        });
+        let count = self.list.len();
+        self.choice.set_count(count);
+        Some(count - 1)
     }
 
     pub(crate) fn statuses(&self) -> Vec<NodeStatus> {

@@ -166,6 +166,8 @@ pub(crate) struct DriverCore {
     pub(crate) refused_clients: RefusedClientLog,
     /// What the engine did.
     pub(crate) counts: EngineCounts,
+    /// The latest request of a device's server to go on at another node ([`crate::session_moves`]).
+    pub(crate) move_request: Option<Bytes>,
 }
 
 impl DriverCore {
@@ -214,6 +216,8 @@ pub(crate) struct DriverShared {
     /// Notified when data moves: for the task that watches a device's links.
     pub(crate) activity: Notify,
     pub(crate) events: broadcast::Sender<(Time, SessionEvent)>,
+    /// Notified when the server of a device asked to go on at another node.
+    pub(crate) move_asked: Arc<Notify>,
     /// The other workers of a server.
     pub(crate) workers: WorkerLinks,
 }
@@ -243,6 +247,7 @@ impl DriverShared {
                 drawing: BTreeSet::new(),
                 refused_clients: RefusedClientLog::default(),
                 counts: EngineCounts::default(),
+                move_request: None,
             }),
             task: Mutex::new(None),
             ready_sources: Mutex::default(),
@@ -250,6 +255,7 @@ impl DriverShared {
             rearm: AtomicBool::new(false),
             activity: Notify::new(),
             events: broadcast::channel(1024).0,
+            move_asked: Arc::default(),
             workers: WorkerLinks::default(),
         })
     }
@@ -321,6 +327,9 @@ impl DriverShared {
         self.wake();
     }
 }
+
+/// R-NODE-4: the DATAGRAM context of requests to go on at another node.
+pub const MOVE_CONTEXT: u64 = 0x4d0e_71c9; // drawn at random
 
 /// Reset code of a flow whose source failed.
 pub(crate) const SOURCE_FAILED: u64 = 0xd100;

@@ -20,7 +20,7 @@ use d2tp_session::{
 use d2tp_udp::{LinkSocket, RecvBatch};
 
 use crate::clock;
-use crate::driver_core::{DriverCore, DriverShared, FlowEntry, SOURCE_FAILED};
+use crate::driver_core::{DriverCore, DriverShared, FlowEntry, MOVE_CONTEXT, SOURCE_FAILED};
 use crate::hibernation;
 use crate::relay_dispatch;
 use crate::workers;
@@ -304,6 +304,13 @@ impl DriverEngine {
                             inner.flows.remove(&(session, *flow));
                         }
                     }
+                }
+                SessionEvent::Datagram { context, bytes }
+                    if *context == MOVE_CONTEXT && inner.relays.server_session == Some(session) =>
+                {
+                    inner.move_request = Some(bytes.clone());
+                    self.shared.move_asked.notify_one();
+                    continue;
                 }
                 SessionEvent::Datagram { context, bytes } => {
                     inner.inbox(session).push(*context, bytes.clone());

@@ -40,7 +40,7 @@ const PART: usize = 500;
 /// How long to wait after a failed write of the journal.
 const AGAIN_AFTER: Duration = Duration::from_secs(5); // a guess
 
-fn key_of(inner: &DriverCore, id: SessionId) -> Option<JournalSessionKey> {
+pub(crate) fn key_of(inner: &DriverCore, id: SessionId) -> Option<JournalSessionKey> {
     let session = inner.core.session(id)?;
     (session.role() == Role::Responder).then(|| JournalSessionKey {
         peer: session.peer(),

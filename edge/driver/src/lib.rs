@@ -60,6 +60,7 @@ mod server_list;
 mod server_lookup;
 mod server_nodes;
 mod service_records;
+mod session_moves;
 mod shared_records;
 mod shared_state;
 mod source;
@@ -95,7 +96,7 @@ pub use device::{
     Device, DeviceOptions, LinkAnswers, LinkStatus, LinkUse, StreamFailure, StreamStatus,
 };
 pub use device_nodes::{NodeStatus, describe_nodes};
-pub use driver_core::DriverError;
+pub use driver_core::{DriverError, MOVE_CONTEXT};
 pub use engine_counts::EngineCounts;
 pub use flow::{Flow, FlowSettings};
 pub use flow_client::{FlowClient, FlowClientReport};
@@ -124,6 +125,7 @@ pub use server_choice::{AskedServer, ServerChoice, choose_server, measure_server
 pub use server_list::{SERVERS_MAX, ServerList, ServerListError};
 pub use server_nodes::look_up_nodes;
 pub use service_records::{SVCB_SERVER_KEY, SVCB_STREAM_PORT};
+pub use session_moves::{MOVE_AGAIN_AFTER, MoveReport};
 pub use source::{HostKey, SendSource};
 pub use ticket_seed::TICKET_SEED_NOTE;
 pub use version_probe::{VersionProbeAnswer, probe_version};

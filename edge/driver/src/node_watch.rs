@@ -86,7 +86,7 @@ impl DeviceInner {
     }
 
     /// What the choice of a node needs to know now.
-    fn node_view(&self) -> NodeView {
+    pub(crate) fn node_view(&self) -> NodeView {
         let paths = self.paths();
         let statuses = self.link_statuses();
         let (has_flows, is_new) = self.session_flows();
@@ -150,7 +150,7 @@ impl DeviceInner {
     }
 
     /// Carries out what the choice of a node decided.
-    fn carry_out_node_actions(self: &Arc<Self>, view: &NodeView) {
+    pub(crate) fn carry_out_node_actions(self: &Arc<Self>, view: &NodeView) {
         loop {
             let action = self.nodes.lock().choice.poll_action();
             match action {
@@ -297,11 +297,12 @@ impl DeviceInner {
         let Some(mut answered) = body.upgrade().and_then(|b| b.nodes.lock().answered.take()) else {
             return;
         };
-        let (mut events, mut candidates, changed) = match body.upgrade() {
+        let (mut events, mut candidates, changed, move_asked) = match body.upgrade() {
             Some(body) => (
                 body.shared.events.subscribe(),
                 body.candidates.subscribe(),
                 body.nodes_changed.clone(),
+                body.shared.move_asked.clone(),
             ),
             None => return,
         };
@@ -328,6 +329,10 @@ impl DeviceInner {
             tokio::select! {
                 () = timer => {}
                 () = changed.notified() => {}
+                () = move_asked.notified() => {
+                    let Some(body) = body.upgrade() else { return };
+                    body.on_move_asked();
+                }
                 moved = candidates.changed(), if !has_one => if moved.is_err() { return },
                 answer = answered.recv() => {
                     let Some(body) = body.upgrade() else { return };
@@ -373,5 +378,24 @@ impl DeviceInner {
             .chain(owed)
             .min()?;
         Some(Duration::from(next.since(clock::now())) + Duration::from_millis(1))
+    }
+}
+
+impl DeviceInner {
+    /// Handles a request of the server to go on at another node (R-NODE-4).
+    pub(crate) fn on_move_asked(self: &Arc<Self>) {
+        let Some(request) = self.shared.inner.lock().move_request.take() else {
+            return;
+        };
+        let to = std::str::from_utf8(&request).ok();
+        let to: Option<SocketAddr> = to.and_then(|text| text.parse().ok());
+        tracing::debug!(?to, "the node asks to go on at another one");
+        let view = self.node_view();
+        {
+            let mut nodes = self.nodes.lock();
+            let preferred = to.and_then(|to| nodes.node_or_new(to));
+            nodes.choice.on_leave_asked(clock::now(), preferred, &view);
+        }
+        self.carry_out_node_actions(&view);
     }
 }

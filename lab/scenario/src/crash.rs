@@ -38,6 +38,8 @@ pub enum Stop {
     Freeze,
     /// A new process takes the proxy over. The simulator crashes it instead.
     Upgrade,
+    /// The proxy's devices are asked to go on at its other node, and it ends. The simulator crashes it instead.
+    Drain,
 }
 
 /// A stop of an end without warning, which then comes back from its journal or continues.
@@ -138,6 +140,9 @@ impl Crash {
     pub(crate) fn check(&self, duration_s: f64) -> Result<(), String> {
         if self.how == Stop::Upgrade && self.who != CrashedEnd::Proxy {
             return Err("only the proxy is upgraded".to_owned());
+        }
+        if self.how == Stop::Drain && self.who != CrashedEnd::Proxy {
+            return Err("only the proxy is drained".to_owned());
         }
         seconds("t_s", self.t_s, duration_s)?;
         seconds("for_s", self.for_s, duration_s)

@@ -86,7 +86,9 @@ impl<S: Clone> SimHost<S> {
     /// Stops the process without warning.
     pub(crate) fn stop(&mut self, now: Time, crash: &Crash, log: &mut Log) {
         log.note(now, self.name, || match crash.how {
-            Stop::Crash | Stop::Upgrade => format!("crashes, {} commits lost", crash.lost_commits),
+            Stop::Crash | Stop::Upgrade | Stop::Drain => {
+                format!("crashes, {} commits lost", crash.lost_commits)
+            }
             Stop::Freeze => "stands still".to_owned(),
         });
         let until = now + Span::from_secs_f64(crash.for_s);
@@ -94,7 +96,9 @@ impl<S: Clone> SimHost<S> {
         let crashed_before = before.as_ref().is_some_and(|b| b.found.is_some());
         let found = match crash.how {
             Stop::Freeze if !crashed_before => None,
-            Stop::Crash | Stop::Upgrade => Some(self.journal.crash(crash.lost_commits)),
+            Stop::Crash | Stop::Upgrade | Stop::Drain => {
+                Some(self.journal.crash(crash.lost_commits))
+            }
             Stop::Freeze => before.as_ref().and_then(|b| b.found.clone()),
         };
         if found.is_some() {

@@ -427,8 +427,10 @@ impl<'a> SimRun<'a> {
         self.coverage.on_fault(match (crash.how, crash.who) {
             (Stop::Freeze, CrashedEnd::Device) => FaultKind::FreezeDevice,
             (Stop::Freeze, CrashedEnd::Proxy) => FaultKind::FreezeProxy,
-            (Stop::Crash | Stop::Upgrade, CrashedEnd::Device) => FaultKind::CrashDevice,
-            (Stop::Crash | Stop::Upgrade, CrashedEnd::Proxy) => FaultKind::CrashProxy,
+            (Stop::Crash | Stop::Upgrade | Stop::Drain, CrashedEnd::Device) => {
+                FaultKind::CrashDevice
+            }
+            (Stop::Crash | Stop::Upgrade | Stop::Drain, CrashedEnd::Proxy) => FaultKind::CrashProxy,
         });
         if crash.lost_commits > 0 {
             self.coverage.on_fault(FaultKind::LostCommits);

@@ -724,6 +724,7 @@ pub async fn run(mut args: ProxArgs, sandbox: Option<SandboxReport>) -> anyhow::
     let stop_accepting = async {
         tokio::select! {
             () = stop => {}
+            () = prox.clone().drained(server.clone()) => {}
             released = on_release.recv() => successor = released,
         }
         if let (Some(_), Some(flows)) = (&successor, &mut tcp_flows) {

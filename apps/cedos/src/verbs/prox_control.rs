@@ -1,7 +1,7 @@
-//! `cedos prox invite`, `client`, `status`, `reload`: the operator's commands to a running proxy.
+//! `cedos prox invite`, `client`, `status`, `reload`, `drain`: the operator's commands to a running proxy.
 
 use std::io::IsTerminal;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -21,6 +21,8 @@ use super::get::parse_rate;
 
 /// The state directory of a proxy that the system runs.
 const SYSTEM_STATE_DIR: &str = "/var/lib/cedos-prox";
+/// The interval of looks at a proxy that its devices leave.
+const DRAIN_LOOK_EVERY: Duration = Duration::from_millis(500);
 /// The longest time that an invitation may be open.
 const EXPIRES_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Light modules around a QR code, as readers need them (ISO/IEC 18004 §6.3.8).
@@ -33,6 +35,7 @@ pub enum ProxVerb {
     Client(ClientArgs),
     Status(StatusArgs),
     Reload(ReloadArgs),
+    Drain(DrainArgs),
 }
 
 /// Invite a device: print the line that it joins with, and a QR code of it on a terminal
@@ -174,6 +177,25 @@ pub struct ReloadArgs {
     json: bool,
 }
 
+/// Have the devices go on at another node of the proxy, then end this one
+///
+/// Downloads move with their sessions if the nodes share a store, and a byte of none is requested twice. Sessions with
+/// tunnels, uploads, or copies that are still being fetched stay until those are over, or --within has passed. Then
+/// the node ends as by SIGTERM.
+#[derive(Debug, Args)]
+pub struct DrainArgs {
+    /// IP address and UDP port of that node [default: the nearest that each device knows]
+    #[arg(long, value_name = "ADDR")]
+    to: Option<SocketAddr>,
+
+    /// How long it may take
+    #[arg(long, value_name = "SPAN", default_value = "10m", value_parser = parse_span)]
+    within: Duration,
+
+    #[command(flatten)]
+    which: WhichProxy,
+}
+
 #[derive(Debug, Subcommand)]
 enum ClientVerb {
     /// List the clients: names, keys, when they were enrolled and last seen
@@ -296,6 +318,7 @@ pub async fn run(verb: ProxVerb) -> anyhow::Result<ExitCode> {
         ProxVerb::Client(args) => client(args.verb).await?,
         ProxVerb::Status(args) => status(args).await?,
         ProxVerb::Reload(args) => reload(args).await?,
+        ProxVerb::Drain(args) => drain(args).await?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -476,6 +499,36 @@ async fn reload(args: ReloadArgs) -> anyhow::Result<()> {
             "changed when the proxy starts again: {at_restart}"
         ));
     }
+    Ok(())
+}
+
+async fn drain(args: DrainArgs) -> anyhow::Result<()> {
+    let mut control = args.which.connect().await?;
+    let order = ControlRequest::Drain {
+        to: args.to,
+        within_s: args.within.as_secs(),
+    };
+    control.ask(&order).await?;
+    drop(control);
+    let mut shown = None;
+    // The control socket goes with the process.
+    while let Ok(mut control) = args.which.connect().await {
+        let Ok(status) = control.ask(&ControlRequest::Status).await else {
+            break;
+        };
+        let left = &status["draining"];
+        let number = |field: &str| left[field].as_u64().unwrap_or_default();
+        let now = (number("sessions"), number("staying"));
+        if left.is_object() && shown != Some(now) {
+            let (asked, staying) = now;
+            print_stderr(&format!(
+                "{asked} sessions were asked to go on elsewhere, {staying} wait for their transfers"
+            ));
+            shown = Some(now);
+        }
+        tokio::time::sleep(DRAIN_LOOK_EVERY).await;
+    }
+    print_stdout("the node has ended");
     Ok(())
 }
 

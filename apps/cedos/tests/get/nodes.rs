@@ -165,7 +165,8 @@ impl Nodes {
                 return OriginReply(later, ReplyEnd::Close);
             }
             gives.lock().unwrap().push((asked.path.clone(), from));
-            let given = if from.is_none() {
+            let is_whole = asked.path.starts_with("/whole");
+            let given = if from.is_none() && !is_whole {
                 cut(whole, HALF)
             } else {
                 whole
@@ -250,9 +251,13 @@ impl Nodes {
     /// Starts `n` downloads of the devices through the balancer.
     async fn download(&self, n: usize, node: &ProxyProcess, balancer: &Balancer) -> Downloads {
         let key = node.address.rsplit('/').next().unwrap();
-        let server: ServerAddress = format!("d2tp://{}/{key}", balancer.address)
-            .parse()
-            .unwrap();
+        let server = format!("d2tp://{}/{key}", balancer.address);
+        self.download_at(n, &server, "").await
+    }
+
+    /// Starts `n` downloads of objects in this folder through the proxy at `server`.
+    async fn download_at(&self, n: usize, server: &str, folder: &'static str) -> Downloads {
+        let server: ServerAddress = server.parse().unwrap();
         let mut devices = Vec::new();
         for number in 0..DEVICES {
             let options = DeviceOptions {
@@ -269,6 +274,7 @@ impl Nodes {
             tasks: JoinSet::new(),
             began: Instant::now(),
             devices,
+            folder,
         };
         self.download_more(&mut downloads, n);
         downloads
@@ -280,7 +286,10 @@ impl Nodes {
         for i in before..before + n {
             let device = &downloads.devices[i % DEVICES];
             let mut flow = device.open(FlowSettings::default()).unwrap();
-            let (url, host) = (self.origin.url(&format!("/{i}")), self.origin.address);
+            let (url, host) = (
+                self.origin.url(&format!("{}/{i}", downloads.folder)),
+                self.origin.address,
+            );
             let (progress, began) = (Arc::new(Progress::default()), downloads.began);
             downloads.progress.push(progress.clone());
             downloads.tasks.spawn(async move {
@@ -314,6 +323,7 @@ impl Nodes {
 
     /// Asserts that the downloads end well, and that the origin gave no byte of any twice.
     async fn assert_whole(&self, mut downloads: Downloads) {
+        let folder = downloads.folder;
         let expected = object(SIZE, 3);
         while let Some(ended) = tokio::time::timeout(PATIENCE, downloads.tasks.join_next())
             .await
@@ -329,9 +339,15 @@ impl Nodes {
         }
         let given = self.given.lock().unwrap().clone();
         for i in 0..downloads.progress.len() {
-            let of_this = given.iter().filter(|(path, _)| *path == format!("/{i}"));
+            let of_this = given
+                .iter()
+                .filter(|(path, _)| *path == format!("{folder}/{i}"));
             let from: Vec<Option<usize>> = of_this.map(|(_, from)| *from).collect();
-            assert_eq!(from, [None, Some(HALF)], "object {i}\n{}", self.log());
+            let expected = match folder {
+                "" => vec![None, Some(HALF)],
+                _ => vec![None],
+            };
+            assert_eq!(from, expected, "object {i}\n{}", self.log());
         }
     }
 }
@@ -342,6 +358,8 @@ struct Downloads {
     tasks: JoinSet<Result<Vec<u8>, (usize, std::io::Error)>>,
     began: Instant,
     devices: Vec<Device>,
+    /// The origin's folder of the objects: those in `/whole` are given at once.
+    folder: &'static str,
 }
 
 /// What has come of a download.
@@ -471,6 +489,99 @@ async fn a_node_whose_devices_moved_away_loses_their_sessions_and_says_so() {
     })
     .await;
     nodes.assert_whole(downloads).await;
+}
+
+/// What each client gets of a proxy in a second, so that downloads are under way for a while.
+const SLOW: &str = "client_down_bytes_per_s = 2000000\n";
+
+/// The proxy's address with both nodes.
+fn address_of_both(first: &ProxyProcess, second: &ProxyProcess) -> String {
+    let both = format!("{},{}", first.listens_at(), second.listens_at());
+    first.address.replace(first.listens_at(), &both)
+}
+
+#[tokio::test]
+async fn a_node_is_drained_while_200_downloads_run_and_none_is_requested_twice() {
+    let Some(nodes) = Nodes::new().await else {
+        return;
+    };
+    std::fs::write(nodes.path().join("slow.toml"), SLOW).unwrap();
+    let slow = ["--config", "slow.toml"];
+    let mut first = nodes.start("a", &slow).await;
+    let second = nodes.start("b", &slow).await;
+    let downloads = nodes
+        .download_at(200, &address_of_both(&first, &second), "/whole")
+        .await;
+    until("they run", || downloads.received() > 200 * 20_000).await;
+    downloads.measure_silence();
+    let begun = Instant::now();
+    let drained = run(
+        nodes.path(),
+        &["prox", "drain", "--state-dir", "state-a", "--within", "60s"],
+    )
+    .await;
+    drained.ends_with(0, "the node has ended");
+    let ended = tokio::time::timeout(PATIENCE, first.child.wait()).await;
+    assert!(ended.unwrap().unwrap().success());
+    let lasted = begun.elapsed();
+    let received = downloads.received();
+    let (median, longest) = downloads.silence();
+    eprintln!(
+        "drained in {lasted:?}, with {received} bytes of {} received; silence median {median:?}, longest {longest:?}",
+        200 * SIZE
+    );
+    assert!(received < 200 * SIZE as u64, "downloads ran meanwhile");
+    assert!(nodes.has_said("b", "took over a session from another node"));
+    assert!(!nodes.has_said("a", "the time for devices to go on elsewhere is over"));
+    assert!(longest < Duration::from_secs(2), "{longest:?}");
+    nodes.assert_whole(downloads).await;
+}
+
+#[tokio::test]
+async fn devices_of_a_drained_node_go_on_at_one_that_they_did_not_know() {
+    let Some(nodes) = Nodes::new().await else {
+        return;
+    };
+    std::fs::write(nodes.path().join("slow.toml"), SLOW).unwrap();
+    let slow = ["--config", "slow.toml"];
+    let first = nodes.start("a", &slow).await;
+    let second = nodes.start("b", &slow).await;
+    let downloads = nodes.download_at(40, &first.address, "/whole").await;
+    until("they run", || downloads.received() > 40 * 20_000).await;
+    let drained = run(
+        nodes.path(),
+        &[
+            "prox",
+            "drain",
+            "--state-dir",
+            "state-a",
+            "--to",
+            second.listens_at(),
+        ],
+    )
+    .await;
+    drained.ends_with(0, "the node has ended");
+    nodes.assert_whole(downloads).await;
+}
+
+#[tokio::test]
+async fn a_drained_node_keeps_copies_that_are_fetched_until_its_time_is_over() {
+    let Some(nodes) = Nodes::new().await else {
+        return;
+    };
+    let first = nodes.start("a", &[]).await;
+    let second = nodes.start("b", &[]).await;
+    let both = address_of_both(&first, &second);
+    let downloads = nodes.download_at(8, &both, "").await;
+    nodes.halves_are_there(&downloads).await;
+    let drain = ["prox", "drain", "--state-dir", "state-a", "--within", "2s"];
+    let drained = run(nodes.path(), &drain).await;
+    drained.ends_with(0, "the node has ended");
+    drained.ends_with(0, "4 wait for their transfers");
+    assert!(nodes.has_said("a", "the time for devices to go on elsewhere is over"));
+    nodes.open.store(true, Ordering::SeqCst);
+    nodes.assert_whole(downloads).await;
+    assert!(nodes.has_said("b", "took over a session from another node"));
 }
 
 /// What happens to a store.

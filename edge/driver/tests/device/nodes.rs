@@ -163,6 +163,39 @@ async fn a_flow_goes_on_at_another_node_when_its_own_falls_silent() {
     assert_eq!(device.duplicate_bytes(), 0);
 }
 
+// R-NODE-4
+#[tokio::test]
+async fn a_flow_goes_on_at_another_node_when_its_server_asks_for_it() {
+    for is_named in [true, false] {
+        let (server, links) = (server(), ProvidedLinks::new());
+        let (first, second) = (Node::of(&server, 2).await, Node::of(&server, 2).await);
+        let known = match is_named {
+            true => vec![&first],
+            false => vec![&first, &second],
+        };
+        let device = device(&server, &known, &links).await;
+        links.add(wifi(2));
+        let (mut near, mut far) = flow(&device, &server).await;
+        past_the_mark(&mut far).await;
+        carries(&mut near, &mut far).await;
+        assert_eq!(current(&device), 0);
+        let to = is_named.then_some(second.at);
+        // Its flow has no memo: another server could not go on with it.
+        let left = server.ask_to_move(to, false, &|_| true);
+        assert_eq!((left.asked, left.staying), (0, 1));
+        let left = server.ask_to_move(to, true, &|_| true);
+        assert_eq!((left.asked, left.staying), (1, 0));
+        until("the device has moved", || {
+            let remotes = device.paths().into_iter().map(|path| path.addresses.remote);
+            current(&device) == 1 && remotes.collect::<Vec<_>>() == [second.at]
+        })
+        .await;
+        first.set_alive(false);
+        carries(&mut near, &mut far).await;
+        assert_eq!(device.duplicate_bytes(), 0);
+    }
+}
+
 #[tokio::test]
 async fn a_device_whose_first_node_is_dead_begins_at_the_second() {
     let (server, links) = (server(), ProvidedLinks::new());

@@ -32,6 +32,8 @@ pub struct LabProx {
     child: Option<Child>,
     /// The proxy's second node, where the scenario has one.
     second: Option<Child>,
+    /// Commands that wait until the first node has ended.
+    drains: Vec<Child>,
     /// The store of the nodes, where the scenario has one.
     store: Option<LabStore>,
     program: PathBuf,
@@ -46,7 +48,12 @@ pub struct LabProx {
 
 /// Asks a proxy to end, and ends it if it does not.
 pub fn stop_prox(mut prox: LabProx) {
-    for child in prox.child.iter_mut().chain(&mut prox.second) {
+    for child in prox
+        .child
+        .iter_mut()
+        .chain(&mut prox.second)
+        .chain(&mut prox.drains)
+    {
         end(child);
     }
 }
@@ -63,6 +70,7 @@ pub fn start_prox(world: &World, program: &Path, folder: &Path) -> anyhow::Resul
     let mut prox = LabProx {
         child: None,
         second: None,
+        drains: Vec::new(),
         store: world
             .scenario()
             .store
@@ -178,6 +186,20 @@ impl LabProx {
             // It ends by itself as soon as the new one serves.
             old.wait()?;
         }
+        Ok(())
+    }
+
+    /// Has the devices go on at the second node. The first one ends by itself.
+    ///
+    /// # Errors
+    /// It refuses.
+    pub fn drain(&mut self) -> anyhow::Result<()> {
+        let mut command = Command::new(&self.program);
+        command
+            .args(["prox", "drain", "--within", "60s", "--state-dir"])
+            .arg(self.folder.join("prox-state"));
+        // It waits for the end of the node, in which the run goes on.
+        self.drains.push(command.spawn()?);
         Ok(())
     }
 

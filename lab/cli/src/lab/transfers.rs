@@ -44,6 +44,8 @@ enum ProcessFault {
     Return(CrashedEnd),
     /// A new process takes the proxy over.
     Upgrade,
+    /// The devices of the proxy's first node are asked to go on at the other one.
+    Drain,
     /// The store of the proxy's nodes stops.
     StoreStop(StoreStop),
     /// The store of the proxy's nodes is back.
@@ -57,6 +59,10 @@ fn blows(world: &World) -> Vec<(Time, ProcessFault)> {
         let at = |s| Time::from_secs_f64(s);
         if crash.how == Stop::Upgrade {
             blows.push((at(crash.t_s), ProcessFault::Upgrade));
+            continue;
+        }
+        if crash.how == Stop::Drain {
+            blows.push((at(crash.t_s), ProcessFault::Drain));
             continue;
         }
         blows.push((at(crash.t_s), ProcessFault::Crash(crash.who)));
@@ -145,6 +151,12 @@ pub fn run(
                     prox.upgrade(world)?;
                 }
                 (
+                    ProcessFault::Drain,
+                    FlowCarrier::Prox(prox, _) | FlowCarrier::Kernel(_, Some(prox)),
+                ) => {
+                    prox.drain()?;
+                }
+                (
                     ProcessFault::StoreStop(_) | ProcessFault::StoreReturn(_),
                     FlowCarrier::Prox(prox, _) | FlowCarrier::Kernel(_, Some(prox)),
                 ) => {
@@ -228,6 +240,7 @@ fn told(blow: ProcessFault) -> &'static str {
         ProcessFault::StoreStop(StoreStop::Pause) => "store    is paused",
         ProcessFault::StoreReturn(_) => "store    is back",
         ProcessFault::Upgrade => "proxy    is taken over by a new process",
+        ProcessFault::Drain => "proxy    is drained",
     }
 }
 

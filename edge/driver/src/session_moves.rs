@@ -1,0 +1,141 @@
+//! Sessions that move to another node because theirs asks for it.
+//!
+//! ```text
+//!  device                         this node                          another node, with the same store
+//!    │ ◀── DATAGRAM: move ──────────── │ again each second
+//!    │ ─── probes, SYN ────────────────────────────────────────────────▶ │ claims the session
+//!    │ ◀── data ───────────────────── │ until the other one answers
+//!    │ ◀── SYN+ACK, data ─────────────────────────────────────────────── │
+//!                                    │ looks it up: another node owns it; it ends here
+//! ```
+//!
+//! The request is a DATAGRAM in a context of its own, so it is authenticated, and a device that does not know it
+//! leaves it unread. Its payload is the address of the node that is to be used, or nothing.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use d2tp_session::{FlowId, PathSelection, Session, SessionId, SessionState, Span};
+
+use crate::clock;
+use crate::driver_core::{DriverCore, DriverShared, MOVE_CONTEXT};
+use crate::hibernation;
+use crate::server::Server;
+use crate::shared_records;
+
+/// How often a server that is to be left asks again.
+pub const MOVE_AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// How long a request waits for a path that takes it.
+const REQUEST_EXPIRY: Span = Span::from_secs(1);
+/// The most lookups of sessions that may have moved at once.
+const LOOKUPS_MAX: usize = 64; // as of handshakes
+
+/// The sessions of a server that is to be left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MoveReport {
+    /// Awake sessions whose devices were asked to go on elsewhere.
+    pub asked: usize,
+    /// Awake sessions with a flow that another node could not go on with now.
+    pub staying: usize,
+}
+
+impl Server {
+    /// Asks the devices of awake sessions to go on at another node: at `to`, or at the nearest that they know.
+    ///
+    /// A session is asked if another node can take up all its flows: each has a memo that the shared store has, and
+    /// `may_move` is true of all of them. `are_all`: sessions with other flows are asked, too.
+    pub fn ask_to_move(
+        &self,
+        to: Option<SocketAddr>,
+        are_all: bool,
+        may_move: &dyn Fn(&[Bytes]) -> bool,
+    ) -> MoveReport {
+        let request = Bytes::from(to.map(|to| to.to_string()).unwrap_or_default());
+        let mut report = MoveReport::default();
+        for worker in self.workers() {
+            let mut inner = worker.inner.lock();
+            for id in established(&inner) {
+                if !are_all && !can_move(&inner, id, may_move) {
+                    report.staying += 1;
+                    continue;
+                }
+                report.asked += 1;
+                let expires = clock::now() + REQUEST_EXPIRY;
+                let _ = inner.core.with(id, |s| {
+                    s.send_datagram_on(PathSelection::Any, MOVE_CONTEXT, request.clone(), expires);
+                });
+            }
+            drop(inner);
+            worker.wake();
+        }
+        report
+    }
+
+    /// Ends the sessions here that another node has taken over, as the shared store says. Without one it does nothing.
+    pub async fn release_moved(&self) {
+        for worker in self.workers() {
+            let owned: Vec<_> = {
+                let inner = worker.inner.lock();
+                let ids = established(&inner).into_iter();
+                ids.filter_map(|id| hibernation::key_of(&inner, id))
+                    .collect()
+            };
+            let Some(store) = shared_store(worker) else {
+                return;
+            };
+            for keys in owned.chunks(LOOKUPS_MAX) {
+                let lookups: Vec<_> = keys
+                    .iter()
+                    .map(|key| (*key, tokio::spawn(store.look_up(*key))))
+                    .collect();
+                for (key, lookup) in lookups {
+                    if let Ok(Ok(Some(found))) = lookup.await
+                        && !found.is_ours
+                    {
+                        let mut inner = worker.inner.lock();
+                        let awake = inner.core.awake_session(key.peer, key.instance);
+                        // Its device may have come back since.
+                        let epoch = awake
+                            .and_then(|id| inner.core.session(id))
+                            .map(Session::epoch);
+                        if epoch.is_some_and(|epoch| epoch < found.epoch) {
+                            shared_records::lose(&mut inner, key);
+                        }
+                    }
+                }
+            }
+            worker.wake();
+        }
+    }
+}
+
+fn shared_store(worker: &DriverShared) -> Option<Arc<dyn crate::SharedRecords>> {
+    let inner = worker.inner.lock();
+    let shared = inner.hibernation.shared.as_ref()?;
+    Some(shared.store.clone())
+}
+
+/// The sessions of a server whose devices answer.
+fn established(inner: &DriverCore) -> Vec<SessionId> {
+    let is_established = |id: &SessionId| {
+        let session = inner.core.session(*id);
+        session.is_some_and(|s| !s.is_tentative() && s.state() == SessionState::Established)
+    };
+    let mut ids = inner.core.ids();
+    ids.retain(is_established);
+    ids
+}
+
+/// Whether another node can go on with all flows of a session.
+fn can_move(inner: &DriverCore, id: SessionId, may_move: &dyn Fn(&[Bytes]) -> bool) -> bool {
+    let all = (id, FlowId(0))..=(id, FlowId(u64::MAX));
+    let open = inner.flows.range(all).filter(|(_, e)| e.end.is_none());
+    let memos: Option<Vec<Bytes>> = open.map(|(_, entry)| entry.memo.clone()).collect();
+    let Some(memos) = memos else {
+        return false;
+    };
+    // What a journal of this node alone has is nowhere else.
+    memos.is_empty() || (inner.hibernation.shared.is_some() && may_move(&memos))
+}
