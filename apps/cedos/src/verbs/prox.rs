@@ -156,6 +156,10 @@ pub struct ProxArgs {
     /// Do not relay packets between clients, or between clients and servers that speak D2TP
     #[arg(long)]
     pub no_relay: bool,
+    /// Networks from which clients get inner addresses for `cedos vpn`: one of IPv4, such as 10.83.0.0/16, and one of
+    /// IPv6 if wanted. Needs CAP_NET_ADMIN, ip and nft
+    #[arg(long = "tunnel-net", value_name = "CIDR", value_delimiter = ',', value_parser = parse_net)]
+    pub tunnel_nets: Vec<IpNet>,
     /// PEM file with more certificate authorities for servers
     #[arg(long, value_name = "FILE")]
     pub ca: Option<PathBuf>,
@@ -285,6 +289,7 @@ impl ProxArgs {
         config.allow_clients.extend(&self.allow_clients);
         config.allow_addresses.extend(&self.allow_addresses);
         config.allow_nets.extend(&self.allow_nets);
+        config.tunnel_nets.extend(&self.tunnel_nets);
         config.allow_any_client |= self.allow_any_client;
         config.allow_private |= self.allow_private;
         config.relay &= !self.no_relay;
@@ -542,6 +547,7 @@ pub async fn run(mut args: ProxArgs) -> anyhow::Result<ExitCode> {
         (_, None) => None,
     };
     let prox = Prox::start(prepared, journal.clone())?;
+    prox.open_packet_network(args.state_dir.as_deref())?;
     let _kept_copies = prox.keep_copies_at_exit();
     if args.config.is_some() {
         let args = args.clone();
@@ -730,6 +736,8 @@ pub async fn run(mut args: ProxArgs) -> anyhow::Result<ExitCode> {
             tracing::error!(%error, "copies must be fetched again");
         }
     }
+    // The next process makes its own.
+    prox.close_packet_network();
     if let Some(control) = control {
         // Its socket goes with it.
         control.abort();
