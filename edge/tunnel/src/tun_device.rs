@@ -109,7 +109,9 @@ impl TunDevice {
             .map_err(failed)?;
         device.set_nonblocking(true).map_err(failed)?;
         Ok(TunDevice {
-            io: AsyncFd::new(device).map_err(failed)?,
+            // SAFETY: the device keeps its descriptor until it is dropped, and that is after its registration.
+            io: unsafe { AsyncFd::register(device) }
+                .map_err(|error| failed(error.into()))?,
             name: name.to_owned(),
         })
     }
