@@ -46,6 +46,13 @@ pub struct NamespaceNeeds {
     attempt: &'static str,
 }
 
+impl NamespaceNeeds {
+    /// A namespace by these options for `unshare`, and commands that fail if it is not available.
+    pub const fn new(unshare: &'static str, attempt: &'static str) -> NamespaceNeeds {
+        NamespaceNeeds { unshare, attempt }
+    }
+}
+
 /// A network namespace with veth links that have a rate.
 pub const SHAPED_LINKS: NamespaceNeeds = NamespaceNeeds {
     unshare: "-Urn",
