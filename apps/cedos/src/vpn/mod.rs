@@ -15,7 +15,7 @@ mod tcp_flows;
 mod vpn_rules;
 mod vpn_state;
 
-pub use packet_carrier::{PacketCarrier, PacketCounts};
+pub use packet_carrier::PacketCarrier;
 pub use tcp_flows::{TcpFlows, TcpMode};
 pub use vpn_rules::{DEVICE, VpnRoutes, VpnRules, remove_rules};
 pub use vpn_state::{RunningVpn, VpnState, VpnStatus};

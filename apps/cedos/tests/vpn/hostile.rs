@@ -1,7 +1,6 @@
 //! A client that sends what it may not, by its own program.
 
 use std::net::Ipv4Addr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -9,7 +8,7 @@ use cedos_agent::proxy::{PacketTunnel, ProxySession, ProxySessionPeer};
 use cedos_lab_rig::namespace::in_namespace_with;
 use cedos_lab_rig::this_test;
 use cedos_lab_rig::wait::within;
-use d2tp_driver::{SecretKey, ServerList};
+use d2tp_driver::ServerList;
 use d2tp_links::{ClassRules, LinkMonitor};
 use d2tp_tunnel::PACKET_CONTEXT;
 
@@ -55,8 +54,8 @@ async fn answer(tunnel: &mut PacketTunnel) -> Bytes {
 fn spoofed_sources_fragments_multicast_and_other_clients_are_dropped_and_counted() {
     in_namespace_with(TUNNEL, this_test!(), || async {
         let scene = Scene::start().await;
-        let key = std::fs::read_to_string(scene.home.path().join(".config/cedos/key"));
-        let key: SecretKey = key.expect("a key").trim().parse().expect("a key");
+        let key = cedos_agent::key::read(&scene.home.path().join(".config/cedos/key"));
+        let key = key.expect("the device's key");
         let servers: ServerList = scene.address.parse().expect("an address");
         let (_, monitor) = LinkMonitor::start(ClassRules::default()).await.expect("links");
         let links = monitor.subscribe();
@@ -89,6 +88,5 @@ fn spoofed_sources_fragments_multicast_and_other_clients_are_dropped_and_counted
             assert_eq!(dropped(reason).await, before + 1, "{reason}");
         }
         session.close().await;
-        drop(Arc::clone(&session));
     });
 }
