@@ -40,13 +40,12 @@ impl TunnelRules {
         let was_left = run_command("nft", "nftables", &marker, "").is_ok();
         let forwarding_was_off = was_left || is_off(FORWARD_V4);
         let gateway = nets.gateway();
-        let mut addresses = format!("address add {}/{} dev {DEVICE}\n", gateway.v4, nets.v4.prefix_len());
+        let address = format!("address add {}/{} dev {DEVICE}\n", gateway.v4, nets.v4.prefix_len());
+        ip_batch(false, &(address + &format!("link set {DEVICE} up\n")))?;
         if let Some((address, net)) = gateway.v6.zip(nets.v6) {
             let length = net.prefix_len();
-            let _ = writeln!(addresses, "address add {address}/{length} dev {DEVICE} nodad");
+            ip_batch(true, &format!("address add {address}/{length} dev {DEVICE} nodad\n"))?;
         }
-        addresses += &format!("link set {DEVICE} up\n");
-        ip_batch(&addresses)?;
         nft(&script(nets, forwarding_was_off))?;
         let rules = TunnelRules { forwarding_was_off };
         if is_off(FORWARD_V4)

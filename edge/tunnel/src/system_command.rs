@@ -26,12 +26,13 @@ pub enum SystemCommandError {
     },
 }
 
-/// Runs `ip -batch` with these lines, which stop at the first that fails.
+/// Runs `ip -batch` with these lines, for one family of addresses; they stop at the first that fails.
 ///
 /// # Errors
 /// `ip` is missing, or refuses a line.
-pub fn ip_batch(lines: &str) -> Result<(), SystemCommandError> {
-    run_command("ip", "iproute2", &["-batch", "-"], lines).map(drop)
+pub fn ip_batch(is_ipv6: bool, lines: &str) -> Result<(), SystemCommandError> {
+    let family = if is_ipv6 { "-6" } else { "-4" };
+    run_command("ip", "iproute2", &[family, "-batch", "-"], lines).map(drop)
 }
 
 /// Hands a script to `nft`, all or nothing of which takes effect.

@@ -28,6 +28,9 @@ const THEN_TUNNEL: u32 = 5183;
 
 const NFT_TABLE: &str = "inet cedos_vpn";
 
+/// What a kernel without IPv6 does not have.
+const IPV6: &str = "/proc/net/if_inet6";
+
 /// systemd-resolved's directory while it runs.
 const RESOLVED: &str = "/run/systemd/resolve";
 
@@ -61,7 +64,10 @@ impl VpnRules {
     /// The system refuses one, and none stays.
     pub fn set(routes: &VpnRoutes) -> Result<VpnRules, SystemCommandError> {
         let rules = VpnRules {};
-        ip_batch(&routes.ip_lines())?;
+        ip_batch(false, &routes.ip_lines(false))?;
+        if Path::new(IPV6).exists() {
+            ip_batch(true, &routes.ip_lines(true))?;
+        }
         nft(&routes.nft_script())?;
         if routes.takes_names() && is_resolved_running() {
             routes.tell_resolved()?;
@@ -106,44 +112,35 @@ impl VpnRoutes {
         self.include.is_empty() && !self.gateways.is_empty()
     }
 
-    fn ip_lines(&self) -> String {
+    /// The lines for `ip` of one family.
+    fn ip_lines(&self, is_ipv6: bool) -> String {
+        let is_of_it = |net: &IpNet| net.addr().is_ipv6() == is_ipv6;
+        let hosts = |list: &[IpAddr]| {
+            let nets: Vec<IpNet> = list.iter().map(|ip| IpNet::from(*ip)).filter(is_of_it).collect();
+            nets
+        };
         let mut lines = String::new();
-        for address in &self.addresses {
-            let (length, flags) = match address {
-                IpAddr::V4(_) => (32, ""),
-                IpAddr::V6(_) => (128, " nodad"),
-            };
-            let _ = writeln!(lines, "address add {address}/{length} dev {DEVICE}{flags}");
+        let flags = if is_ipv6 { " nodad" } else { "" };
+        for address in hosts(&self.addresses) {
+            let _ = writeln!(lines, "address add {address} dev {DEVICE}{flags}");
         }
         let _ = writeln!(lines, "link set {DEVICE} up");
-        let outside = self.proxies.iter().map(|ip| IpNet::from(*ip));
-        for net in self.exclude.iter().copied().chain(outside) {
-            let _ = writeln!(lines, "route add throw {net} table {TABLE}");
+        let exclude = self.exclude.iter().copied().filter(is_of_it);
+        for net in exclude.chain(hosts(&self.proxies)) {
+            let _ = writeln!(lines, "route replace throw {net} table {TABLE}");
         }
-        for gateway in &self.gateways {
-            let gateway = IpNet::from(*gateway);
-            let _ = writeln!(lines, "route add {gateway} dev {DEVICE} table {TABLE}");
-        }
-        match &self.include[..] {
-            [] => {
-                let _ = writeln!(lines, "route add 0.0.0.0/0 dev {DEVICE} table {TABLE}");
-                // Without an inner address of IPv6 it is refused there, so that nothing of it leaves outside.
-                let _ = writeln!(lines, "route add ::/0 dev {DEVICE} table {TABLE}");
-            }
-            nets => {
-                for net in nets {
-                    let _ = writeln!(lines, "route add {net} dev {DEVICE} table {TABLE}");
-                }
-            }
-        }
-        for family in ["-4", "-6"] {
-            let _ = writeln!(
-                lines,
-                "{family} rule add pref {MAIN_FIRST} table main suppress_prefixlength 0"
-            );
-            let _ = writeln!(lines, "{family} rule add pref {THEN_TUNNEL} table {TABLE}");
+        // Without an inner address of IPv6 it is refused there, so that nothing of it leaves outside.
+        let all = if is_ipv6 { "::/0" } else { "0.0.0.0/0" };
+        let all = all.parse().into_iter().filter(|_| self.include.is_empty());
+        let include = self.include.iter().copied().filter(is_of_it).chain(all);
+        for net in hosts(&self.gateways).into_iter().chain(include) {
+            let _ = writeln!(lines, "route replace {net} dev {DEVICE} table {TABLE}");
         }
         lines
+            + &format!(
+                "rule add pref {MAIN_FIRST} table main suppress_prefixlength 0\n\
+                 rule add pref {THEN_TUNNEL} table {TABLE}\n"
+            )
     }
 
     fn nft_script(&self) -> String {
@@ -275,21 +272,23 @@ mod tests {
 
     #[test]
     fn the_proxy_and_what_is_excluded_stay_outside_and_the_rest_goes_in() {
-        let lines = routes().ip_lines();
+        let lines = routes().ip_lines(false);
         for line in [
-            "route add throw 192.0.2.1/32 table 5183",
-            "route add throw 198.51.100.0/24 table 5183",
-            "route add 0.0.0.0/0 dev cedos0 table 5183",
-            "route add ::/0 dev cedos0 table 5183",
+            "route replace throw 192.0.2.1/32 table 5183",
+            "route replace throw 198.51.100.0/24 table 5183",
+            "route replace 0.0.0.0/0 dev cedos0 table 5183",
         ] {
             assert!(lines.contains(line), "{line}: {lines}");
         }
+        let six = routes().ip_lines(true);
+        assert!(six.contains("route replace ::/0 dev cedos0"), "{six}");
+        assert!(!six.contains("192.0.2.1"), "{six}");
         let some = VpnRoutes {
             include: vec!["203.0.113.0/24".parse().unwrap()],
             ..routes()
         };
-        let lines = some.ip_lines();
-        assert!(lines.contains("route add 203.0.113.0/24 dev cedos0"), "{lines}");
+        let lines = some.ip_lines(false);
+        assert!(lines.contains("route replace 203.0.113.0/24 dev cedos0"), "{lines}");
         assert!(!lines.contains("0.0.0.0/0"), "{lines}");
         assert!(!some.nft_script().contains("dport 53"));
     }
