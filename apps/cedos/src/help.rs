@@ -372,10 +372,7 @@ pub const EXAMPLES: &[(&str, [&str; 2])] = &[
             "cedos run --policy free-only -- rsync -a photos example.org:",
         ],
     ),
-    (
-        "vpn",
-        ["sudo cedos vpn up", "cedos vpn status"],
-    ),
+    ("vpn", ["sudo cedos vpn up", "cedos vpn status"]),
     (
         "vpn up",
         [
@@ -383,8 +380,17 @@ pub const EXAMPLES: &[(&str, [&str; 2])] = &[
             "sudo cedos vpn up --exclude 192.168.0.0/16 --kill-switch",
         ],
     ),
-    ("vpn down", ["sudo cedos vpn down", "sudo cedos vpn down --state-dir /run/other-vpn"]),
-    ("vpn status", ["cedos vpn status", "cedos vpn status --json"]),
+    (
+        "vpn down",
+        [
+            "sudo cedos vpn down",
+            "sudo cedos vpn down --state-dir /run/other-vpn",
+        ],
+    ),
+    (
+        "vpn status",
+        ["cedos vpn status", "cedos vpn status --json"],
+    ),
     ("key", ["cedos key show", "cedos key gen -o prox.key"]),
     ("key gen", ["cedos key gen", "cedos key gen -o prox.key"]),
     ("key show", ["cedos key show", "cedos key show prox.key"]),

@@ -348,7 +348,9 @@ mod tests {
                 (_, serde_json::Value::Number(_)) => 7.into(),
                 ("allow_clients", _) => [crate::show_key(&[7; 32])].as_slice().into(),
                 ("refused_ports", _) => serde_json::json!([7]),
-                ("allow_addresses" | "allow_nets" | "tunnel_nets", _) => serde_json::json!(["10.0.0.0/8"]),
+                ("allow_addresses" | "allow_nets" | "tunnel_nets", _) => {
+                    serde_json::json!(["10.0.0.0/8"])
+                }
                 _ => "/x".into(),
             };
         }

@@ -127,7 +127,11 @@ impl ProxCounters {
 
     /// Counts packets of a packet tunnel that were dropped for this reason.
     pub(crate) fn on_tunnel_packets_dropped(&self, reason: &'static str, packets: u64) {
-        *self.tunnel_packets_dropped.lock().entry(reason).or_default() += packets;
+        *self
+            .tunnel_packets_dropped
+            .lock()
+            .entry(reason)
+            .or_default() += packets;
     }
 
     /// Lines that the access log could not take.

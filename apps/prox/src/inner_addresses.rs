@@ -77,10 +77,14 @@ impl InnerNets {
             return Err("--tunnel-net takes one network of IPv4, and one of IPv6 if wanted".into());
         };
         if v4.prefix_len() > 29 {
-            return Err(format!("--tunnel-net {v4} has no room for clients; give at least a /29"));
+            return Err(format!(
+                "--tunnel-net {v4} has no room for clients; give at least a /29"
+            ));
         }
         if let Some(net) = v6.first().filter(|net| net.prefix_len() > 96) {
-            return Err(format!("--tunnel-net {net} is too small; give at least a /96"));
+            return Err(format!(
+                "--tunnel-net {net} is too small; give at least a /96"
+            ));
         }
         let v6 = v6.first().copied();
         Ok(InnerNets { v4, v6 })
@@ -156,7 +160,11 @@ impl InnerAddresses {
         Ok(InnerAddresses {
             nets,
             path,
-            numbers: Mutex::new(numbers.filter(|(n, _)| (FIRST..nets.end()).contains(n)).collect()),
+            numbers: Mutex::new(
+                numbers
+                    .filter(|(n, _)| (FIRST..nets.end()).contains(n))
+                    .collect(),
+            ),
         })
     }
 
@@ -231,13 +239,20 @@ mod tests {
         let open = || InnerAddresses::open(nets, Some(directory.path())).unwrap();
         let table = open();
         // Keys whose first number is the same.
-        let keys = [[1; 32], [[1; 31].as_slice(), &[2]].concat().try_into().unwrap()];
+        let keys = [
+            [1; 32],
+            [[1; 31].as_slice(), &[2]].concat().try_into().unwrap(),
+        ];
         let pairs = keys.map(|key| table.of(key).unwrap());
         assert_ne!(pairs[0], pairs[1]);
         let again = open();
         assert_eq!(again.of(keys[1]).unwrap(), pairs[1]);
         assert_eq!(again.of(keys[0]).unwrap(), pairs[0]);
-        assert!(pairs.iter().all(|pair| pair.all().all(|ip| nets.contains(ip))));
+        assert!(
+            pairs
+                .iter()
+                .all(|pair| pair.all().all(|ip| nets.contains(ip)))
+        );
     }
 
     #[test]

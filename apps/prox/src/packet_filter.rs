@@ -83,7 +83,10 @@ pub(crate) fn check_packet_from_client(
 }
 
 /// Checks a packet for a client, which came from elsewhere.
-pub(crate) fn check_packet_to_client(packet: &InnerPacket, nets: &InnerNets) -> Result<(), PacketDropReason> {
+pub(crate) fn check_packet_to_client(
+    packet: &InnerPacket,
+    nets: &InnerNets,
+) -> Result<(), PacketDropReason> {
     check_both_ways(packet)?;
     let is_of_gateway = nets.gateway().contains(packet.source);
     match nets.contains(packet.source) && !is_of_gateway {
@@ -159,7 +162,11 @@ mod tests {
             ("10.83.0.2", "224.0.0.251", 5353, Err(Multicast)),
             ("10.83.0.2", "255.255.255.255", 67, Err(Multicast)),
         ] {
-            assert_eq!(check(&udp(from, to, port), &egress), expected, "{from} {to} {port}");
+            assert_eq!(
+                check(&udp(from, to, port), &egress),
+                expected,
+                "{from} {to} {port}"
+            );
         }
         let open = EgressFilter {
             allow_private: true,

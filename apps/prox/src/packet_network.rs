@@ -16,8 +16,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use d2tp_driver::{Connection, HostKey};
 use d2tp_tunnel::{
-    INNER_MTU_MAX, InnerPacket, PACKET_CONTEXT, PacketBatch, SystemCommandError, TunDevice, TunError,
-    TunWriter, inner_mtu, packet_too_big, split,
+    INNER_MTU_MAX, InnerPacket, PACKET_CONTEXT, PacketBatch, SystemCommandError, TunDevice,
+    TunError, TunWriter, inner_mtu, packet_too_big, split,
 };
 use parking_lot::{Mutex, RwLock};
 use tokio_util::sync::CancellationToken;
@@ -144,7 +144,10 @@ impl PacketNetwork {
     }
 
     async fn open_later(self: Arc<Self>) {
-        tracing::info!(device = DEVICE, "another process carries packets of tunnels; waiting for its end");
+        tracing::info!(
+            device = DEVICE,
+            "another process carries packets of tunnels; waiting for its end"
+        );
         loop {
             tokio::time::sleep(CREATE_AGAIN).await;
             match self.open() {
@@ -157,7 +160,10 @@ impl PacketNetwork {
 
     fn close(&self) {
         *self.opening.lock() = None;
-        self.attached.write().drain().for_each(|(_, old)| old.replaced.cancel());
+        self.attached
+            .write()
+            .drain()
+            .for_each(|(_, old)| old.replaced.cancel());
         let Some(OpenDevice { tasks, rules, tun }) = self.device.lock().take() else {
             return;
         };
@@ -204,8 +210,14 @@ impl PacketNetwork {
     }
 
     /// Whether the client may have a packet moved now.
-    pub(crate) fn admits(&self, attachment: &PacketAttachment, direction: TrafficDirection, bytes: usize) -> bool {
-        self.traffic.admits_packet(&attachment.traffic, direction, bytes)
+    pub(crate) fn admits(
+        &self,
+        attachment: &PacketAttachment,
+        direction: TrafficDirection,
+        bytes: usize,
+    ) -> bool {
+        self.traffic
+            .admits_packet(&attachment.traffic, direction, bytes)
     }
 
     /// Counts a packet that is dropped.
@@ -273,12 +285,16 @@ impl PacketAttachment {
             }
             let number = self.next_number.fetch_add(1, Ordering::Relaxed);
             match split(Bytes::copy_from_slice(packet), datagram_max, number) {
-                Ok((first, second)) => datagrams.extend([Some(first), second].into_iter().flatten()),
+                Ok((first, second)) => {
+                    datagrams.extend([Some(first), second].into_iter().flatten())
+                }
                 Err(_) => dropped += 1,
             }
         }
         // A session that is over ends the tunnel, elsewhere.
-        let too_big = self.connection.send_datagrams(PACKET_CONTEXT, datagrams, PACKET_EXPIRY);
+        let too_big = self
+            .connection
+            .send_datagrams(PACKET_CONTEXT, datagrams, PACKET_EXPIRY);
         dropped + too_big.unwrap_or(0) as u64
     }
 }

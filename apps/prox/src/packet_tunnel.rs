@@ -112,7 +112,10 @@ async fn carry(
             return;
         };
         let upstream = prox.upstream();
-        for packet in datagrams.drain(..).filter_map(|datagram| joiner.join(datagram)) {
+        for packet in datagrams
+            .drain(..)
+            .filter_map(|datagram| joiner.join(datagram))
+        {
             let checked = check_packet_from_client(
                 &packet,
                 &attachment.addresses,

@@ -95,7 +95,9 @@ pub enum ProxRefusal {
         "this proxy carries no IP packets; its operator allows that with --tunnel-net (`cedos prox --help`)"
     )]
     NoPacketTunnels,
-    #[error("all addresses of this proxy's tunnel network are given; its operator gives a larger --tunnel-net")]
+    #[error(
+        "all addresses of this proxy's tunnel network are given; its operator gives a larger --tunnel-net"
+    )]
     TunnelAddressesFull,
     #[error("nobody waits under this number")]
     NoMailbox,

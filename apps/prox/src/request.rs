@@ -154,7 +154,9 @@ pub async fn check_head(mut bytes: &[u8]) -> Option<Result<String, u16>> {
         Ok(ProxRequest::Upload(upload)) => Ok(upload.url.into()),
         Ok(ProxRequest::Relay(RelayTarget::Origin(target))) => Ok(target.to_string()),
         Ok(ProxRequest::Relay(RelayTarget::Device(key))) => Ok(show_key(&key)),
-        Ok(ProxRequest::Listen(_) | ProxRequest::Enrol(_) | ProxRequest::PacketTunnel) => Ok("*".to_owned()),
+        Ok(ProxRequest::Listen(_) | ProxRequest::Enrol(_) | ProxRequest::PacketTunnel) => {
+            Ok("*".to_owned())
+        }
         Ok(ProxRequest::Mailbox(number)) => {
             Ok(number.map_or("*".to_owned(), |number| number.to_string()))
         }

@@ -40,11 +40,18 @@ impl TunnelRules {
         let was_left = run_command("nft", "nftables", &marker, "").is_ok();
         let forwarding_was_off = was_left || is_off(FORWARD_V4);
         let gateway = nets.gateway();
-        let address = format!("address add {}/{} dev {DEVICE}\n", gateway.v4, nets.v4.prefix_len());
+        let address = format!(
+            "address add {}/{} dev {DEVICE}\n",
+            gateway.v4,
+            nets.v4.prefix_len()
+        );
         ip_batch(false, &(address + &format!("link set {DEVICE} up\n")))?;
         if let Some((address, net)) = gateway.v6.zip(nets.v6) {
             let length = net.prefix_len();
-            ip_batch(true, &format!("address add {address}/{length} dev {DEVICE} nodad\n"))?;
+            ip_batch(
+                true,
+                &format!("address add {address}/{length} dev {DEVICE} nodad\n"),
+            )?;
         }
         nft(&script(nets, forwarding_was_off))?;
         let rules = TunnelRules { forwarding_was_off };
@@ -55,7 +62,9 @@ impl TunnelRules {
         }
         if nets.v6.is_some() && is_off(FORWARD_V6) {
             // A router takes no addresses and routes from others, which may be how this host has its own.
-            tracing::warn!("this host does not forward IPv6: packet tunnels carry IPv4 only; set net.ipv6.conf.all.forwarding=1");
+            tracing::warn!(
+                "this host does not forward IPv6: packet tunnels carry IPv4 only; set net.ipv6.conf.all.forwarding=1"
+            );
         }
         Ok(rules)
     }
@@ -90,7 +99,10 @@ fn script(nets: &InnerNets, forwarding_was_off: bool) -> String {
     };
     let masquerade: String = nets.all().fold(String::new(), |mut rules, net| {
         let family = if net.addr().is_ipv6() { "ip6" } else { "ip" };
-        let _ = writeln!(rules, "    {family} saddr {net} oifname != \"{DEVICE}\" masquerade");
+        let _ = writeln!(
+            rules,
+            "    {family} saddr {net} oifname != \"{DEVICE}\" masquerade"
+        );
         rules
     });
     format!(

@@ -69,7 +69,12 @@ fn too_big_v6(bytes: &[u8], from: Ipv6Addr, to: Ipv6Addr, mtu: u16) -> Vec<u8> {
     answer.extend(quoted);
     // RFC 8200 §8.1: the pseudo-header.
     let tail = [0, 0, 0, PROTOCOL_ICMPV6];
-    let pseudo = [&answer[8..40], &u32::from(length).to_be_bytes()[..], &tail[..]].concat();
+    let pseudo = [
+        &answer[8..40],
+        &u32::from(length).to_be_bytes()[..],
+        &tail[..],
+    ]
+    .concat();
     let sum = checksum(&[&pseudo, &answer[40..]]);
     answer[42..44].copy_from_slice(&sum.to_be_bytes());
     answer

@@ -85,7 +85,9 @@ impl InnerPacket {
     ) -> Result<InnerPacket, InnerPacketError> {
         let has_ports = matches!(protocol, PROTOCOL_TCP | PROTOCOL_UDP);
         let is_icmp = matches!(protocol, PROTOCOL_ICMP | PROTOCOL_ICMPV6);
-        let port = payload.get(2..4).map(|at| u16::from_be_bytes([at[0], at[1]]));
+        let port = payload
+            .get(2..4)
+            .map(|at| u16::from_be_bytes([at[0], at[1]]));
         let icmp_type = payload.first().copied();
         if (has_ports && port.is_none()) || (is_icmp && icmp_type.is_none()) {
             return Err(InnerPacketError::Malformed);
@@ -118,9 +120,7 @@ impl InnerPacket {
 }
 
 fn parse_v4(bytes: &[u8]) -> Result<InnerPacket, InnerPacketError> {
-    let header: &[u8; IPV4_HEADER] = bytes
-        .first_chunk()
-        .ok_or(InnerPacketError::Malformed)?;
+    let header: &[u8; IPV4_HEADER] = bytes.first_chunk().ok_or(InnerPacketError::Malformed)?;
     let length = usize::from(u16::from_be_bytes([header[2], header[3]]));
     match header[0] & 0xf {
         _ if length != bytes.len() => return Err(InnerPacketError::Malformed),
@@ -139,9 +139,7 @@ fn parse_v4(bytes: &[u8]) -> Result<InnerPacket, InnerPacketError> {
 }
 
 fn parse_v6(bytes: &[u8]) -> Result<InnerPacket, InnerPacketError> {
-    let header: &[u8; IPV6_HEADER] = bytes
-        .first_chunk()
-        .ok_or(InnerPacketError::Malformed)?;
+    let header: &[u8; IPV6_HEADER] = bytes.first_chunk().ok_or(InnerPacketError::Malformed)?;
     let length = usize::from(u16::from_be_bytes([header[4], header[5]]));
     if length + IPV6_HEADER != bytes.len() {
         return Err(InnerPacketError::Malformed);
@@ -180,7 +178,24 @@ pub(crate) mod tests {
         let length = (28 + content) as u16;
         let mut bytes = vec![0x45, 0];
         bytes.extend(length.to_be_bytes());
-        bytes.extend([0, 0, 0x40, 0, 64, PROTOCOL_UDP, 0, 0, 10, 83, 0, 2, 192, 0, 2, 1]);
+        bytes.extend([
+            0,
+            0,
+            0x40,
+            0,
+            64,
+            PROTOCOL_UDP,
+            0,
+            0,
+            10,
+            83,
+            0,
+            2,
+            192,
+            0,
+            2,
+            1,
+        ]);
         bytes.extend([0x9c, 0x40, 0, 53]);
         bytes.extend(((8 + content) as u16).to_be_bytes());
         bytes.extend(vec![0; 2 + content]);
@@ -203,7 +218,10 @@ pub(crate) mod tests {
     fn addresses_and_ports_of_both_families_are_read() {
         let four = InnerPacket::parse(&udp_v4(3)).unwrap();
         assert_eq!(four.destination.to_string(), "192.0.2.1");
-        assert_eq!((four.protocol, four.destination_port), (PROTOCOL_UDP, Some(53)));
+        assert_eq!(
+            (four.protocol, four.destination_port),
+            (PROTOCOL_UDP, Some(53))
+        );
         let six = InnerPacket::parse(&udp_v6(3)).unwrap();
         assert_eq!(six.source.to_string(), "fd00::2");
         assert_eq!(six.destination_port, Some(53));
@@ -217,7 +235,10 @@ pub(crate) mod tests {
                 assert_eq!(error, Err(InnerPacketError::Malformed), "{end}");
             }
             let longer = [&whole[..], &[0]].concat();
-            assert_eq!(InnerPacket::parse(&longer), Err(InnerPacketError::Malformed));
+            assert_eq!(
+                InnerPacket::parse(&longer),
+                Err(InnerPacketError::Malformed)
+            );
         }
     }
 
@@ -225,7 +246,10 @@ pub(crate) mod tests {
     fn fragments_options_and_source_routes_are_told_apart() {
         let mut fragment = udp_v4(3);
         fragment[6] = 0x20;
-        assert_eq!(InnerPacket::parse(&fragment), Err(InnerPacketError::Fragment));
+        assert_eq!(
+            InnerPacket::parse(&fragment),
+            Err(InnerPacketError::Fragment)
+        );
         let mut later = udp_v4(3);
         later[7] = 1;
         assert_eq!(InnerPacket::parse(&later), Err(InnerPacketError::Fragment));
@@ -247,7 +271,10 @@ pub(crate) mod tests {
         bytes[5] += 8;
         bytes.extend([PROTOCOL_UDP, 0, 1, 4, 0, 0, 0, 0]);
         bytes.extend(&udp);
-        assert_eq!(InnerPacket::parse(&bytes).unwrap().destination_port, Some(53));
+        assert_eq!(
+            InnerPacket::parse(&bytes).unwrap().destination_port,
+            Some(53)
+        );
         let mut chain = udp_v6(0);
         chain.truncate(IPV6_HEADER);
         chain[6] = HOP_BY_HOP;

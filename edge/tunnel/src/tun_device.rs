@@ -67,7 +67,9 @@ impl PacketBatch {
     /// The packets.
     pub fn packets(&self) -> impl Iterator<Item = &[u8]> {
         let sized = self.packets.iter().zip(&self.sizes);
-        sized.take(self.count).map(|(packet, size)| &packet[..*size])
+        sized
+            .take(self.count)
+            .map(|(packet, size)| &packet[..*size])
     }
 }
 
@@ -110,8 +112,7 @@ impl TunDevice {
         device.set_nonblocking(true).map_err(failed)?;
         Ok(TunDevice {
             // SAFETY: the device keeps its descriptor until it is dropped, and that is after its registration.
-            io: unsafe { AsyncFd::register(device) }
-                .map_err(|error| failed(error.into()))?,
+            io: unsafe { AsyncFd::register(device) }.map_err(|error| failed(error.into()))?,
             name: name.to_owned(),
         })
     }
@@ -141,8 +142,7 @@ impl TunDevice {
             count,
         } = batch;
         *count = 0;
-        let mut read =
-            |device: &SyncDevice| device.recv_multiple(super_packet, packets, sizes, 0);
+        let mut read = |device: &SyncDevice| device.recv_multiple(super_packet, packets, sizes, 0);
         match self.io.async_io(Interest::READABLE, &mut read).await {
             Ok(packets) => *count = packets,
             // The device was removed.

@@ -7,9 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
-use cedos_agent::proxy::{
-    ConnOptions, PacketTunnel, ProxySession, ProxySessionPeer, RefusalCause,
-};
+use cedos_agent::proxy::{ConnOptions, PacketTunnel, ProxySession, ProxySessionPeer, RefusalCause};
 use cedos_terminal::{print_stderr, print_stdout, stdout_result};
 use clap::{ArgAction, Args, Subcommand};
 use d2tp_driver::ServerList;
@@ -144,7 +142,8 @@ async fn up(args: UpArgs) -> anyhow::Result<()> {
     log_warnings();
     raise_descriptor_limit();
     let address = args.proxy.address()?.filter(|text| !text.is_empty());
-    let address = address.context("no proxy: join one (`cedos join LINE`), or give --prox d2tp://host:port/KEY")?;
+    let address = address
+        .context("no proxy: join one (`cedos join LINE`), or give --prox d2tp://host:port/KEY")?;
     let options = ConnOptions::of(None, args.policy, &jiff::Zoned::now());
     let options = options.map_err(|text| anyhow!("{text}"))?;
     let key = key::load_device_key(args.key.as_deref())?;
@@ -153,7 +152,9 @@ async fn up(args: UpArgs) -> anyhow::Result<()> {
     // What a VPN left that was killed, its kill switch included.
     remove_rules();
     let (servers, proxies) = resolve(&address.parse()?).await?;
-    let monitor = watch_links(&args.link).await.map_err(|failure| anyhow!(failure.text))?;
+    let monitor = watch_links(&args.link)
+        .await
+        .map_err(|failure| anyhow!(failure.text))?;
     let (links, _following) = links_without_tunnel(monitor.subscribe());
     let session = ProxySession::new(ProxySessionPeer::Prox, servers, key, links, |config| {
         args.transport.apply(config);
@@ -191,11 +192,19 @@ async fn serve(
         proxies,
         include: args.include.clone(),
         exclude: args.exclude.clone(),
-        redirect_to: flows.as_ref().map(|flows| flows.addresses().to_vec()).unwrap_or_default(),
+        redirect_to: flows
+            .as_ref()
+            .map(|flows| flows.addresses().to_vec())
+            .unwrap_or_default(),
         kill_switch: args.kill_switch,
     };
     let _rules = VpnRules::set(&routes)?;
-    let carrier = PacketCarrier::new(session.clone(), tun, routes.addresses.clone(), INNER_MTU_MIN);
+    let carrier = PacketCarrier::new(
+        session.clone(),
+        tun,
+        routes.addresses.clone(),
+        INNER_MTU_MIN,
+    );
     let mut carrying = std::pin::pin!(carrier.clone().run(tunnel));
     print_stdout(&format!("cedos vpn: up as {}", list(&routes.addresses)));
     stdout_result()?;
@@ -231,7 +240,10 @@ async fn first_tunnel(session: &Arc<ProxySession>) -> anyhow::Result<PacketTunne
         match session.open_packet_tunnel(PACKET_CONTEXT).await {
             Ok(tunnel) => return Ok(tunnel),
             Err(refusal) if refusal.cause == RefusalCause::NoProxy => {
-                print_stderr(&format!("cedos vpn: waiting for the proxy: {}", refusal.text));
+                print_stderr(&format!(
+                    "cedos vpn: waiting for the proxy: {}",
+                    refusal.text
+                ));
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
             Err(refusal) => bail!("{}", refusal.text),
@@ -245,7 +257,9 @@ async fn resolve(servers: &ServerList) -> anyhow::Result<(ServerList, Vec<IpAddr
     for server in servers.servers() {
         let host = server.host.trim_matches(['[', ']']);
         let found = tokio::net::lookup_host((host, server.port)).await;
-        let found = found.with_context(|| format!("cannot find the proxy {host}. Check the name, or give its address"))?;
+        let found = found.with_context(|| {
+            format!("cannot find the proxy {host}. Check the name, or give its address")
+        })?;
         addresses.extend(found.map(|at| at.ip()));
     }
     let pinned = match (servers.servers(), addresses.first()) {
@@ -263,7 +277,15 @@ async fn resolve(servers: &ServerList) -> anyhow::Result<(ServerList, Vec<IpAddr
 fn links_without_tunnel(
     mut all: watch::Receiver<Arc<Vec<Link>>>,
 ) -> (watch::Receiver<Arc<Vec<Link>>>, AbortOnDropHandle<()>) {
-    let others = |links: &[Link]| Arc::new(links.iter().filter(|link| link.name != DEVICE).cloned().collect::<Vec<_>>());
+    let others = |links: &[Link]| {
+        Arc::new(
+            links
+                .iter()
+                .filter(|link| link.name != DEVICE)
+                .cloned()
+                .collect::<Vec<_>>(),
+        )
+    };
     let (sender, receiver) = watch::channel(others(&all.borrow_and_update()));
     let following = tokio::spawn(async move {
         while all.changed().await.is_ok() {
@@ -282,7 +304,8 @@ async fn down(args: &StateArgs) -> anyhow::Result<()> {
     let directory = &args.state_dir;
     let failed = || format!("cannot read {}", directory.display());
     if let Some(RunningVpn(process)) = VpnState::running(directory).with_context(failed)? {
-        kill(process, Signal::SIGTERM).context("cannot end the VPN; `cedos vpn down` needs root")?;
+        kill(process, Signal::SIGTERM)
+            .context("cannot end the VPN; `cedos vpn down` needs root")?;
         let over = async {
             while VpnState::running(directory).with_context(failed)?.is_some() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
@@ -291,7 +314,9 @@ async fn down(args: &StateArgs) -> anyhow::Result<()> {
         };
         match tokio::time::timeout(DOWN_WITHIN, over).await {
             Ok(over) => over?,
-            Err(_) => bail!("process {process} does not end; end it with `kill -9 {process}`, then `cedos vpn down` again"),
+            Err(_) => bail!(
+                "process {process} does not end; end it with `kill -9 {process}`, then `cedos vpn down` again"
+            ),
         }
     }
     remove_rules();
@@ -300,7 +325,8 @@ async fn down(args: &StateArgs) -> anyhow::Result<()> {
 
 fn status(args: &StatusArgs) -> anyhow::Result<ExitCode> {
     let directory = &args.state.state_dir;
-    let running = VpnState::running(directory).with_context(|| format!("cannot read {}", directory.display()))?;
+    let running = VpnState::running(directory)
+        .with_context(|| format!("cannot read {}", directory.display()))?;
     let status = running.and_then(|_| VpnState::status(directory));
     if args.json {
         print_stdout(&serde_json::json!({ "up": running.is_some(), "vpn": status }).to_string());

@@ -119,7 +119,9 @@ impl PacketCarrier {
                     self.connection.send_replace(None);
                     tracing::info!("the packet tunnel ended; opening it again");
                 }
-                Ok(_) => self.note_failure("the proxy gave this device other addresses; `cedos vpn down` and `up`"),
+                Ok(_) => self.note_failure(
+                    "the proxy gave this device other addresses; `cedos vpn down` and `up`",
+                ),
                 Err(ConnectRefusal { text, .. }) => self.note_failure(&text),
             }
             sleep(OPEN_AGAIN).await;
@@ -139,7 +141,8 @@ impl PacketCarrier {
 
     /// Hands packets of a tunnel to the kernel until it ends.
     async fn receive_packets(&self, mut tunnel: PacketTunnel) {
-        self.connection.send_replace(Some(tunnel.connection.clone()));
+        self.connection
+            .send_replace(Some(tunnel.connection.clone()));
         let connection = tunnel.connection.clone();
         let (mut joiner, mut writer) = (PieceJoiner::default(), TunWriter::default());
         let (mut datagrams, mut packets) = (Vec::new(), Vec::<Bytes>::new());
@@ -153,9 +156,14 @@ impl PacketCarrier {
             if !received {
                 return;
             }
-            for packet in datagrams.drain(..).filter_map(|datagram| joiner.join(datagram)) {
+            for packet in datagrams
+                .drain(..)
+                .filter_map(|datagram| joiner.join(datagram))
+            {
                 match InnerPacket::parse(&packet) {
-                    Ok(parsed) if self.addresses.contains(&parsed.destination) => packets.push(packet),
+                    Ok(parsed) if self.addresses.contains(&parsed.destination) => {
+                        packets.push(packet)
+                    }
                     _ => drop(self.counters.dropped.fetch_add(1, Ordering::Relaxed)),
                 }
             }
@@ -197,8 +205,14 @@ impl PacketCarrier {
             let mut left_out = 0;
             for packet in batch.packets() {
                 number = number.wrapping_add(1);
-                match split(Bytes::copy_from_slice(packet), datagram_max.unwrap_or(0), number) {
-                    Ok((first, second)) => datagrams.extend([Some(first), second].into_iter().flatten()),
+                match split(
+                    Bytes::copy_from_slice(packet),
+                    datagram_max.unwrap_or(0),
+                    number,
+                ) {
+                    Ok((first, second)) => {
+                        datagrams.extend([Some(first), second].into_iter().flatten())
+                    }
                     Err(_) => left_out += 1,
                 }
             }
@@ -206,7 +220,9 @@ impl PacketCarrier {
                 // A session that is over ends the tunnel, elsewhere.
                 let _ = connection.send_datagrams(PACKET_CONTEXT, datagrams, PACKET_EXPIRY);
             }
-            self.counters.sent.fetch_add(total - left_out, Ordering::Relaxed);
+            self.counters
+                .sent
+                .fetch_add(total - left_out, Ordering::Relaxed);
             self.counters.dropped.fetch_add(left_out, Ordering::Relaxed);
         }
     }

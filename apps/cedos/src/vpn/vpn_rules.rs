@@ -116,7 +116,11 @@ impl VpnRoutes {
     fn ip_lines(&self, is_ipv6: bool) -> String {
         let is_of_it = |net: &IpNet| net.addr().is_ipv6() == is_ipv6;
         let hosts = |list: &[IpAddr]| {
-            let nets: Vec<IpNet> = list.iter().map(|ip| IpNet::from(*ip)).filter(is_of_it).collect();
+            let nets: Vec<IpNet> = list
+                .iter()
+                .map(|ip| IpNet::from(*ip))
+                .filter(is_of_it)
+                .collect();
             nets
         };
         let mut lines = String::new();
@@ -151,9 +155,9 @@ impl VpnRoutes {
         let (redirect, sources) = (self.redirect_rules(), self.source_rules());
         let refused = match Self::inner(&self.addresses, true) {
             Some(_) => String::new(),
-            None => format!(
-                "    oifname \"{DEVICE}\" meta nfproto ipv6 reject with icmpv6 no-route\n"
-            ),
+            None => {
+                format!("    oifname \"{DEVICE}\" meta nfproto ipv6 reject with icmpv6 no-route\n")
+            }
         };
         let kill = match self.kill_switch {
             true => self.kill_rules(),
@@ -288,7 +292,10 @@ mod tests {
             ..routes()
         };
         let lines = some.ip_lines(false);
-        assert!(lines.contains("route replace 203.0.113.0/24 dev cedos0"), "{lines}");
+        assert!(
+            lines.contains("route replace 203.0.113.0/24 dev cedos0"),
+            "{lines}"
+        );
         assert!(!lines.contains("0.0.0.0/0"), "{lines}");
         assert!(!some.nft_script().contains("dport 53"));
     }

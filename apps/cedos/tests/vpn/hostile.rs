@@ -27,7 +27,10 @@ fn packet(from: Ipv4Addr, to: &str, port: u16) -> Vec<u8> {
     bytes.extend(port.to_be_bytes());
     bytes.extend([0, 13, 0, 0]);
     bytes.extend(b"hello");
-    let sum: u32 = bytes[..20].chunks(2).map(|w| u32::from(w[0]) << 8 | u32::from(w[1])).sum();
+    let sum: u32 = bytes[..20]
+        .chunks(2)
+        .map(|w| u32::from(w[0]) << 8 | u32::from(w[1]))
+        .sum();
     let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
     bytes[10..12].copy_from_slice(&sum.to_be_bytes());
     bytes
@@ -41,7 +44,8 @@ async fn dropped(reason: &str) -> u64 {
     let line = text.lines().find(|line| {
         line.contains("tunnel_packets_dropped") && line.contains(&format!("\"{reason}\""))
     });
-    line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or(0)
+    line.and_then(|line| line.rsplit(' ').next()?.parse().ok())
+        .unwrap_or(0)
 }
 
 async fn answer(tunnel: &mut PacketTunnel) -> Bytes {
@@ -57,10 +61,13 @@ fn spoofed_sources_fragments_multicast_and_other_clients_are_dropped_and_counted
         let key = cedos_agent::key::read(&scene.home.path().join(".config/cedos/key"));
         let key = key.expect("the device's key");
         let servers: ServerList = scene.address.parse().expect("an address");
-        let (_, monitor) = LinkMonitor::start(ClassRules::default()).await.expect("links");
+        let (_, monitor) = LinkMonitor::start(ClassRules::default())
+            .await
+            .expect("links");
         let links = monitor.subscribe();
         let session = ProxySession::new(ProxySessionPeer::Prox, servers, key, links, |_| {});
-        let opened: Result<PacketTunnel, _> = within(session.open_packet_tunnel(PACKET_CONTEXT)).await;
+        let opened: Result<PacketTunnel, _> =
+            within(session.open_packet_tunnel(PACKET_CONTEXT)).await;
         let mut tunnel = opened.unwrap_or_else(|refusal| panic!("{}", refusal.text));
         let std::net::IpAddr::V4(own) = tunnel.addresses[0] else {
             panic!("{:?}", tunnel.addresses);
@@ -82,7 +89,10 @@ fn spoofed_sources_fragments_multicast_and_other_clients_are_dropped_and_counted
             let before = dropped(reason).await;
             let good = packet(own, "198.18.0.2", 7);
             let both = [bad, good].map(Bytes::from);
-            tunnel.connection.send_datagrams(PACKET_CONTEXT, both, EXPIRY).expect("a session");
+            tunnel
+                .connection
+                .send_datagrams(PACKET_CONTEXT, both, EXPIRY)
+                .expect("a session");
             // The good one behind it is answered.
             assert!(answer(&mut tunnel).await.ends_with(b"hello"), "{reason}");
             assert_eq!(dropped(reason).await, before + 1, "{reason}");

@@ -71,7 +71,9 @@ impl Scene {
             std::thread::spawn({
                 // Of the proxy's namespace, as its thread is.
                 move || {
-                    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+                    let runtime = tokio::runtime::Builder::new_current_thread()
+                        .enable_all()
+                        .build();
                     runtime.expect("a runtime").block_on(async {
                         let mut running = Vec::new();
                         while restarts.recv().is_ok() {
@@ -99,7 +101,10 @@ impl Scene {
     pub fn restart_proxy(&mut self) {
         kill(self.proxy, Signal::SIGKILL).expect("send");
         self.to_proxy_host.send(()).expect("the proxy's host runs");
-        (self.proxy, self.address) = self.restarted.recv_timeout(PATIENCE).expect("the proxy starts");
+        (self.proxy, self.address) = self
+            .restarted
+            .recv_timeout(PATIENCE)
+            .expect("the proxy starts");
     }
 
     pub fn state_dir(&self) -> PathBuf {
@@ -109,16 +114,29 @@ impl Scene {
     /// Brings the VPN up, with more arguments.
     pub async fn up(&self, more: &[&str]) -> Vpn {
         let state = self.state_dir();
-        let words = ["vpn", "up", "--prox", &self.address, "--link", "w*=free", "--state-dir"];
+        let words = [
+            "vpn",
+            "up",
+            "--prox",
+            &self.address,
+            "--link",
+            "w*=free",
+            "--state-dir",
+        ];
         let words = [&words[..], &[state.to_str().expect("text")], more].concat();
         let mut child = cedos(self.home.path(), &words)
             .stderr(std::process::Stdio::inherit())
             .spawn()
             .expect("start cedos");
         let mut lines = BufReader::new(child.stdout.take().expect("its output")).lines();
-        let line = within(lines.next_line()).await.expect("text").unwrap_or_default();
+        let line = within(lines.next_line())
+            .await
+            .expect("text")
+            .unwrap_or_default();
         let addresses = line.strip_prefix("cedos vpn: up as ");
-        let addresses = addresses.unwrap_or_else(|| panic!("not up: {line}")).to_owned();
+        let addresses = addresses
+            .unwrap_or_else(|| panic!("not up: {line}"))
+            .to_owned();
         Vpn {
             child,
             addresses,
@@ -145,7 +163,14 @@ pub struct Vpn {
 
 async fn start_proxy(device: &str, home: &Path, net: &str) -> ProxyProcess {
     let listen = format!("{PROXY_HOST}:4433");
-    let more = ["--state-dir", "proxy", "--tunnel-net", net, "--metrics-listen", "192.0.2.1:9433"];
+    let more = [
+        "--state-dir",
+        "proxy",
+        "--tunnel-net",
+        net,
+        "--metrics-listen",
+        "192.0.2.1:9433",
+    ];
     ProxyProcess::start_for(device, home, &listen, &more).await
 }
 
@@ -190,7 +215,10 @@ fn echo_stream(mut stream: TcpStream) {
 fn serve_object(mut stream: TcpStream) {
     let mut head = [0; 4096];
     let _ = stream.read(&mut head);
-    let _ = write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {OBJECT_BYTES}\r\n\r\n");
+    let _ = write!(
+        stream,
+        "HTTP/1.1 200 OK\r\nContent-Length: {OBJECT_BYTES}\r\n\r\n"
+    );
     let _ = stream.write_all(&vec![b'x'; OBJECT_BYTES]);
 }
 
@@ -232,5 +260,7 @@ pub fn system_network() -> String {
         let output = std::process::Command::new("sh").args(["-c", line]).output();
         String::from_utf8(output.expect("run sh").stdout).expect("text")
     };
-    text("ip rule; ip -6 rule; ip route show table all type unicast; nft list tables; cat /etc/resolv.conf; ls /sys/class/net")
+    text(
+        "ip rule; ip -6 rule; ip route show table all type unicast; nft list tables; cat /etc/resolv.conf; ls /sys/class/net",
+    )
 }

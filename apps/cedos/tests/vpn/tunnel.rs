@@ -11,7 +11,9 @@ use cedos_lab_rig::{PATIENCE, this_test};
 use nix::sys::signal::{Signal, kill};
 use serde_json::Value;
 
-use crate::scene::{NAME_ANSWER, OBJECT_BYTES, SERVER, Scene, TUNNEL, Vpn, ask, system_network, udp};
+use crate::scene::{
+    NAME_ANSWER, OBJECT_BYTES, SERVER, Scene, TUNNEL, Vpn, ask, system_network, udp,
+};
 
 fn curl() -> usize {
     let output = Command::new("curl")
@@ -32,7 +34,9 @@ fn echo(stream: &mut TcpStream, text: &[u8]) {
 
 fn connect() -> TcpStream {
     let stream = TcpStream::connect((SERVER, 7)).expect("connected");
-    stream.set_read_timeout(Some(PATIENCE)).expect("a length of time");
+    stream
+        .set_read_timeout(Some(PATIENCE))
+        .expect("a length of time");
     stream
 }
 
@@ -58,12 +62,18 @@ async fn all_kinds_of_traffic(mode: &str) {
     echo(&mut connect(), b"hello");
     assert_eq!(curl(), OBJECT_BYTES);
     if Command::new("ping").arg("-V").output().is_ok() {
-        sh(&format!("ping -c 1 -W 5 {SERVER} >&2; ping -c 1 -W 5 10.83.0.1 >&2"));
+        sh(&format!(
+            "ping -c 1 -W 5 {SERVER} >&2; ping -c 1 -W 5 10.83.0.1 >&2"
+        ));
     } else {
         eprintln!("skipped: there is no ping");
     }
     let now = status(&scene).await;
-    assert_eq!((&now["up"], &now["vpn"]["connected"]), (&true.into(), &true.into()), "{now}");
+    assert_eq!(
+        (&now["up"], &now["vpn"]["connected"]),
+        (&true.into(), &true.into()),
+        "{now}"
+    );
     assert_eq!(now["vpn"]["tcp"], mode);
     end(&scene, vpn).await;
     assert_eq!(system_network(), before);
@@ -100,24 +110,33 @@ async fn change_of_network(mode: &str, outage: Duration) {
     stream.read_exact(&mut during).expect("it comes back");
     assert_eq!(&during, b"during");
     echo(&mut stream, b"after");
-    assert_eq!(own, (stream.local_addr().unwrap(), socket.local_addr().unwrap()));
+    assert_eq!(
+        own,
+        (stream.local_addr().unwrap(), socket.local_addr().unwrap())
+    );
     end(&scene, vpn).await;
 }
 
 #[test]
 fn flows_and_datagrams_survive_a_change_of_network() {
-    in_namespace_with(TUNNEL, this_test!(), || change_of_network("flows", Duration::from_secs(3)));
+    in_namespace_with(TUNNEL, this_test!(), || {
+        change_of_network("flows", Duration::from_secs(3))
+    });
 }
 
 #[test]
 fn connections_as_packets_survive_a_change_of_network() {
-    in_namespace_with(TUNNEL, this_test!(), || change_of_network("packets", Duration::from_secs(1)));
+    in_namespace_with(TUNNEL, this_test!(), || {
+        change_of_network("packets", Duration::from_secs(1))
+    });
 }
 
 #[test]
 #[ignore = "an outage of a minute"]
 fn flows_and_datagrams_survive_a_minute_without_a_network() {
-    in_namespace_with(TUNNEL, this_test!(), || change_of_network("flows", Duration::from_secs(60)));
+    in_namespace_with(TUNNEL, this_test!(), || {
+        change_of_network("flows", Duration::from_secs(60))
+    });
 }
 
 #[test]
@@ -159,7 +178,10 @@ fn a_restart_of_the_proxy_keeps_the_address_and_datagrams_go_on() {
         assert_eq!(now["vpn"]["addresses"][0], vpn.addresses.as_str(), "{now}");
         end(&scene, vpn).await;
         let again = scene.up(&[]).await;
-        assert_eq!(again.addresses.split(',').next(), now["vpn"]["addresses"][0].as_str());
+        assert_eq!(
+            again.addresses.split(',').next(),
+            now["vpn"]["addresses"][0].as_str()
+        );
         end(&scene, again).await;
     });
 }

@@ -65,8 +65,7 @@ impl ProxySession {
         context: u64,
     ) -> Result<PacketTunnel, ConnectRefusal> {
         self.session().await?;
-        let unavailable =
-            |text: &str| ConnectRefusal::new(RefusalCause::NoProxy, text.to_owned());
+        let unavailable = |text: &str| ConnectRefusal::new(RefusalCause::NoProxy, text.to_owned());
         let settings = FlowSettings {
             reachable: true,
             ..FlowSettings::default()
@@ -129,7 +128,10 @@ impl ProxySession {
 
 /// The addresses in a field of the answer.
 fn addresses(fields: &HeaderMap, name: &str) -> Vec<IpAddr> {
-    let values = fields.get_all(name).iter().filter_map(|value| value.to_str().ok());
+    let values = fields
+        .get_all(name)
+        .iter()
+        .filter_map(|value| value.to_str().ok());
     let texts = values.flat_map(|value| value.split(','));
     texts.filter_map(|text| text.trim().parse().ok()).collect()
 }
