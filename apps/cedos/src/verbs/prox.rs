@@ -1034,7 +1034,7 @@ fn best_address(links: &[Link], only_v4: bool) -> IpAddr {
 }
 
 /// Parses a network, or an address, which is the network of that address alone.
-fn parse_net(text: &str) -> Result<IpNet, String> {
+pub(crate) fn parse_net(text: &str) -> Result<IpNet, String> {
     text.parse()
         .or_else(|_| text.parse::<IpAddr>().map(IpNet::from))
         .map_err(|_| format!("{text} is neither a network, like 10.0.0.0/8, nor an address"))

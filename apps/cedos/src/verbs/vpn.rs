@@ -24,6 +24,7 @@ use super::descriptor_limit::raise_descriptor_limit;
 use super::device_links::watch_links;
 use super::key;
 use super::log_levels::log_warnings;
+use super::prox::parse_net;
 use super::proxy_options::ProxyOptions;
 use super::transfer_args::word_parser;
 use super::transport::TransportArgs;
@@ -367,13 +368,6 @@ fn in_words(is_up: bool, status: Option<&VpnStatus>) -> String {
 fn list(addresses: &[IpAddr]) -> String {
     let texts: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
     texts.join(", ")
-}
-
-/// Parses a network, or an address, which is the network of that address alone.
-fn parse_net(text: &str) -> Result<IpNet, String> {
-    text.parse()
-        .or_else(|_| text.parse::<IpAddr>().map(IpNet::from))
-        .map_err(|_| format!("{text} is neither a network, like 10.0.0.0/8, nor an address"))
 }
 
 /// SIGTERM and Ctrl-C.

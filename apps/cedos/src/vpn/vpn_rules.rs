@@ -20,7 +20,7 @@ use ipnet::IpNet;
 pub const DEVICE: &str = "cedos0";
 
 /// The routing table, and the preference of the rule that leads there.
-const TABLE: u32 = 5183; // D2TP's letters have no number; any that others do not use
+const TABLE: u32 = 5183; // a guess: a number that nobody else uses
 /// The preference of the rule for networks of this machine's links.
 const MAIN_FIRST: u32 = 5182;
 /// The preference of the rule for `TABLE`.
