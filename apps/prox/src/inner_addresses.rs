@@ -144,7 +144,7 @@ pub(crate) struct InnerAddresses {
 }
 
 impl InnerAddresses {
-    /// Those that a file in `directory` has.
+    /// The addresses that a file in `directory` has.
     ///
     /// # Errors
     /// The file cannot be read, or was not written by the proxy.

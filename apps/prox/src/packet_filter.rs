@@ -17,9 +17,9 @@ pub(crate) enum PacketDropReason {
     Header(InnerPacketError),
     /// Its source is not an address of the client.
     SpoofedSource,
-    /// It is for several hosts.
+    /// The packet is for several hosts.
     Multicast,
-    /// It would change its receiver's routes.
+    /// The packet would change its receiver's routes.
     Redirect,
     /// Its destination is another client, or an inner address that nobody has.
     OtherClient,
@@ -31,7 +31,7 @@ pub(crate) enum PacketDropReason {
     OverLimit,
     /// Its client has no tunnel now.
     NoTunnel,
-    /// It is larger than the tunnel carries.
+    /// The packet is larger than the tunnel carries.
     TooBig,
 }
 

@@ -16,8 +16,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use d2tp_driver::{Connection, HostKey};
 use d2tp_tunnel::{
-    INNER_MTU_MAX, InnerPacket, PACKET_CONTEXT, PacketBatch, SystemCommandError, TunDevice,
-    TunError, TunWriter, inner_mtu, packet_too_big, split,
+    INNER_MTU_MAX, InnerPacket, PACKET_CONTEXT, SystemCommandError, TunBatch, TunDevice, TunError,
+    TunWriter, inner_mtu, packet_too_big, split,
 };
 use parking_lot::{Mutex, RwLock};
 use tokio_util::sync::CancellationToken;
@@ -239,7 +239,7 @@ impl PacketNetwork {
     }
 
     /// Sends packets to their clients; returns answers for the senders of those that are too large.
-    fn deliver(&self, batch: &PacketBatch) -> Vec<Bytes> {
+    fn deliver(&self, batch: &TunBatch) -> Vec<Bytes> {
         let mut groups: Vec<(Arc<PacketAttachment>, Vec<&[u8]>)> = Vec::new();
         for packet in batch.packets() {
             match self.receiver(packet) {
@@ -301,7 +301,7 @@ impl PacketAttachment {
 
 /// Hands packets from the kernel to clients until the device is gone.
 async fn deliver(network: std::sync::Weak<PacketNetwork>, tun: Arc<TunDevice>) {
-    let (mut batch, mut writer) = (PacketBatch::default(), TunWriter::default());
+    let (mut batch, mut writer) = (TunBatch::default(), TunWriter::default());
     loop {
         if let Err(error) = tun.recv(&mut batch).await {
             return tracing::error!(%error, device = DEVICE, "no packets reach clients any more");

@@ -26,13 +26,13 @@ const IPV6_HEADER: usize = 40;
 /// Why a packet is not carried, whoever sent it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InnerPacketError {
-    /// It is no IP packet, or its lengths contradict each other.
+    /// The bytes are no IP packet, or its lengths contradict each other.
     #[error("malformed")]
     Malformed,
-    /// It has IP options or extension headers that are not carried: source routes among them.
+    /// The packet has IP options or extension headers that are not carried: source routes among them.
     #[error("with IP options")]
     Options,
-    /// It is a fragment: its ports are elsewhere, so that no rule can be applied to it.
+    /// The packet is a fragment: its ports are elsewhere, so that no rule can be applied to it.
     #[error("a fragment")]
     Fragment,
 }

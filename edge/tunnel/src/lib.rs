@@ -25,7 +25,7 @@ pub use inner_packet::{
 pub use original_destination::original_destination;
 pub use packet_pieces::{PacketTooLong, PieceJoiner, split};
 pub use system_command::{SystemCommandError, ip_batch, nft, run_command};
-pub use tun_device::{PacketBatch, TunDevice, TunError, TunWriter};
+pub use tun_device::{TunBatch, TunDevice, TunError, TunWriter};
 
 /// The context of DATAGRAM frames that carry inner packets.
 pub const PACKET_CONTEXT: u64 = 0x6970; // "ip" in ASCII

@@ -9,7 +9,7 @@ pub enum SystemCommandError {
     /// The program cannot be run.
     #[error("cannot run `{program}`: {cause}; install the package {package}")]
     Missing {
-        /// The program.
+        /// The name of the program.
         program: &'static str,
         /// The package that has it.
         package: &'static str,
@@ -19,7 +19,7 @@ pub enum SystemCommandError {
     /// The program refused.
     #[error("`{program}` failed: {text}")]
     Refused {
-        /// The program.
+        /// The name of the program.
         program: &'static str,
         /// What it said, on one line.
         text: String,

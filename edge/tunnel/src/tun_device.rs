@@ -45,16 +45,16 @@ pub enum TunError {
 
 /// Packets that were read together.
 #[derive(Debug)]
-pub struct PacketBatch {
+pub struct TunBatch {
     super_packet: Vec<u8>,
     packets: Vec<Vec<u8>>,
     sizes: Vec<usize>,
     count: usize,
 }
 
-impl Default for PacketBatch {
-    fn default() -> PacketBatch {
-        PacketBatch {
+impl Default for TunBatch {
+    fn default() -> TunBatch {
+        TunBatch {
             super_packet: vec![0; SUPER_PACKET_BYTES],
             packets: vec![vec![0; PACKET_BYTES_MAX]; BATCH_MAX],
             sizes: vec![0; BATCH_MAX],
@@ -63,8 +63,8 @@ impl Default for PacketBatch {
     }
 }
 
-impl PacketBatch {
-    /// The packets.
+impl TunBatch {
+    /// The packets of the last read.
     pub fn packets(&self) -> impl Iterator<Item = &[u8]> {
         let sized = self.packets.iter().zip(&self.sizes);
         sized
@@ -134,8 +134,8 @@ impl TunDevice {
     ///
     /// # Errors
     /// The device is gone.
-    pub async fn recv(&self, batch: &mut PacketBatch) -> io::Result<()> {
-        let PacketBatch {
+    pub async fn recv(&self, batch: &mut TunBatch) -> io::Result<()> {
+        let TunBatch {
             super_packet,
             packets,
             sizes,

@@ -56,39 +56,39 @@ pub struct VpnArgs {
 
 #[derive(Debug, Subcommand)]
 enum VpnVerb {
-    Up(Box<UpArgs>),
+    Up(Box<VpnUpArgs>),
     /// End the VPN, and restore the system's network
     ///
     /// Also what a VPN left that was killed. Exit codes: 0 done, 1 error, 2 usage.
-    Down(StateArgs),
+    Down(VpnStateArgs),
     /// Show whether the VPN is up
     ///
     /// Exit codes: 0 it is up, 1 it is not, 2 usage.
-    Status(StatusArgs),
+    Status(VpnStatusArgs),
 }
 
 /// Where the VPN's state is.
 #[derive(Debug, Args)]
-struct StateArgs {
+struct VpnStateArgs {
     /// Directory of the VPN's state
     #[arg(long, value_name = "DIR", default_value = STATE_DIR, help_heading = EXPERT)]
     state_dir: PathBuf,
 }
 
 #[derive(Debug, Args)]
-struct StatusArgs {
+struct VpnStatusArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    state: StateArgs,
+    state: VpnStateArgs,
 }
 
 /// Start the VPN, and keep it up until Ctrl-C or `cedos vpn down`
 ///
 /// Prints this machine's inner addresses once the VPN is up.
 #[derive(Debug, Args)]
-struct UpArgs {
+struct VpnUpArgs {
     /// How TCP is carried
     #[arg(long, value_name = "MODE", default_value = "flows")]
     tcp: TcpMode,
@@ -124,7 +124,7 @@ struct UpArgs {
     transport: TransportArgs,
 
     #[command(flatten)]
-    state: StateArgs,
+    state: VpnStateArgs,
 }
 
 /// Runs `cedos vpn`.
@@ -139,7 +139,7 @@ pub async fn run(args: VpnArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-async fn up(args: UpArgs) -> anyhow::Result<()> {
+async fn up(args: VpnUpArgs) -> anyhow::Result<()> {
     log_warnings();
     raise_descriptor_limit();
     let address = args.proxy.address()?.filter(|text| !text.is_empty());
@@ -175,7 +175,7 @@ async fn up(args: UpArgs) -> anyhow::Result<()> {
 
 /// Brings the VPN up, and keeps it up. What it changed is restored when this is dropped.
 async fn serve(
-    args: &UpArgs,
+    args: &VpnUpArgs,
     session: &Arc<ProxySession>,
     options: ConnOptions,
     proxies: Vec<IpAddr>,
@@ -301,7 +301,7 @@ fn links_without_tunnel(
     (receiver, AbortOnDropHandle::new(following))
 }
 
-async fn down(args: &StateArgs) -> anyhow::Result<()> {
+async fn down(args: &VpnStateArgs) -> anyhow::Result<()> {
     let directory = &args.state_dir;
     let failed = || format!("cannot read {}", directory.display());
     if let Some(RunningVpn(process)) = VpnState::running(directory).with_context(failed)? {
@@ -324,7 +324,7 @@ async fn down(args: &StateArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn status(args: &StatusArgs) -> anyhow::Result<ExitCode> {
+fn status(args: &VpnStatusArgs) -> anyhow::Result<ExitCode> {
     let directory = &args.state.state_dir;
     let running = VpnState::running(directory)
         .with_context(|| format!("cannot read {}", directory.display()))?;

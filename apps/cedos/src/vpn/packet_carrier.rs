@@ -9,7 +9,7 @@ use bytes::Bytes;
 use cedos_agent::proxy::{ConnectRefusal, PacketTunnel, ProxySession};
 use d2tp_driver::Connection;
 use d2tp_tunnel::{
-    InnerPacket, PACKET_CONTEXT, PacketBatch, PieceJoiner, TunDevice, TunWriter, inner_mtu, split,
+    InnerPacket, PACKET_CONTEXT, PieceJoiner, TunBatch, TunDevice, TunWriter, inner_mtu, split,
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -192,7 +192,7 @@ impl PacketCarrier {
 
     /// Hands packets of the kernel to the session.
     async fn send_packets(&self) {
-        let mut batch = PacketBatch::default();
+        let mut batch = TunBatch::default();
         let mut number: u16 = 0;
         loop {
             if let Err(error) = self.tun.recv(&mut batch).await {

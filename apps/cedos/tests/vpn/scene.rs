@@ -50,12 +50,12 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// Starts all of them, with the Wi-Fi on.
+    /// Starts device, proxy and server, with the Wi-Fi on.
     pub async fn start() -> Scene {
         Scene::start_with("10.83.0.0/16").await
     }
 
-    /// Starts all of them, with this tunnel network.
+    /// Starts device, proxy and server, with this tunnel network.
     pub async fn start_with(net: &'static str) -> Scene {
         sh("mount -t tmpfs t /run
             echo nameserver 198.18.0.2 > /run/resolv.conf
