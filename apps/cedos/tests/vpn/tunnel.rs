@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use cedos_lab_rig::namespace::{in_namespace_with, received, sh, wifi_off};
 use cedos_lab_rig::program::pid_of;
+use cedos_lab_rig::wait::until_async;
 use cedos_lab_rig::{PATIENCE, this_test};
 use nix::sys::signal::{Signal, kill};
 use serde_json::Value;
@@ -59,7 +60,19 @@ async fn all_kinds_of_traffic(mode: &str) {
     let vpn = scene.up(&["--tcp", mode]).await;
     assert!(vpn.addresses.starts_with("10.83."), "{}", vpn.addresses);
     assert_eq!(ask(&udp("198.18.0.2:7"), b"hello").0, b"hello");
-    echo(&mut connect(), b"hello");
+    let mut open = connect();
+    echo(&mut open, b"hello");
+    let flows = match mode {
+        "flows" => 1,
+        _ => 0,
+    };
+    let sent = |now: &Value| now["vpn"]["packets"]["sent"].as_u64();
+    until_async("as flows or as packets", async || {
+        let now = status(&scene).await;
+        (now["vpn"]["flows"] == flows && sent(&now) > Some(0)).then_some(())
+    })
+    .await;
+    drop(open);
     assert_eq!(curl(), OBJECT_BYTES);
     if Command::new("ping").arg("-V").output().is_ok() {
         sh(&format!(
