@@ -372,19 +372,19 @@ pub const EXAMPLES: &[(&str, [&str; 2])] = &[
             "cedos run --policy free-only -- rsync -a photos example.org:",
         ],
     ),
-    ("vpn", ["sudo cedos vpn up", "cedos vpn status"]),
+    ("vpn", ["cedos vpn up", "cedos vpn status"]),
     (
         "vpn up",
         [
-            "sudo cedos vpn up",
-            "sudo cedos vpn up --exclude 192.168.0.0/16 --kill-switch",
+            "cedos vpn up",
+            "cedos vpn up --exclude 192.168.0.0/16 --kill-switch",
         ],
     ),
     (
         "vpn down",
         [
-            "sudo cedos vpn down",
-            "sudo cedos vpn down --state-dir /run/other-vpn",
+            "cedos vpn down",
+            "cedos vpn down --state-dir /run/other-vpn",
         ],
     ),
     (
