@@ -21,7 +21,7 @@ const GROUPS: [(&str, &[&str]); 7] = [
             "edit", "page",
         ],
     ),
-    ("Programs and players", &["run", "url", "play"]),
+    ("Programs and players", &["run", "vpn", "url", "play"]),
     ("Podcasts", &["cast"]),
     ("Between two devices", &["send", "receive", "serve"]),
     (
@@ -378,6 +378,25 @@ pub const EXAMPLES: &[(&str, [&str; 2])] = &[
             "cedos run -- ssh example.org",
             "cedos run --policy free-only -- rsync -a photos example.org:",
         ],
+    ),
+    ("vpn", ["cedos vpn up", "cedos vpn status"]),
+    (
+        "vpn up",
+        [
+            "cedos vpn up",
+            "cedos vpn up --exclude 192.168.0.0/16 --kill-switch",
+        ],
+    ),
+    (
+        "vpn down",
+        [
+            "cedos vpn down",
+            "cedos vpn down --state-dir /run/other-vpn",
+        ],
+    ),
+    (
+        "vpn status",
+        ["cedos vpn status", "cedos vpn status --json"],
     ),
     ("key", ["cedos key show", "cedos key gen -o prox.key"]),
     ("key gen", ["cedos key gen", "cedos key gen -o prox.key"]),

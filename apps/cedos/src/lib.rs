@@ -14,6 +14,7 @@ mod pairing;
 mod run;
 mod serve;
 mod verbs;
+mod vpn;
 
 use std::ffi::OsString;
 use std::future::Future;
@@ -95,6 +96,7 @@ pub enum ProductVerb {
     Send(Box<verbs::send::SendArgs>),
     Receive(Box<verbs::receive::ReceiveArgs>),
     Run(Box<verbs::run::RunArgs>),
+    Vpn(Box<verbs::vpn::VpnArgs>),
     /// Make and show keys of devices and proxies
     Key(verbs::key::KeyArgs),
 }
@@ -174,6 +176,7 @@ impl ProductVerb {
                 on_runtime(1, async move { Ok(verbs::receive::run(*args).await) }),
             ),
             Self::Run(args) => ("run", verbs::run::run(*args)),
+            Self::Vpn(args) => ("vpn", on_runtime(2, verbs::vpn::run(*args))),
             Self::Key(args) => ("key", verbs::key::run(&args).map(|()| ExitCode::SUCCESS)),
         }
     }

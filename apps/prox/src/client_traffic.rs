@@ -289,7 +289,8 @@ impl TrafficTable {
         })
     }
 
-    fn of(&self, client: HostKey) -> Arc<ClientTraffic> {
+    /// The traffic of a client.
+    pub(crate) fn of(&self, client: HostKey) -> Arc<ClientTraffic> {
         let mut state = self.state.lock();
         if let Some(known) = state.clients.get(&client) {
             return known.clone();
@@ -352,6 +353,23 @@ impl TrafficTable {
         self.counters
             .add_bytes(direction, TrafficKind::Relay, bytes);
         traffic.add(direction, bytes);
+        true
+    }
+
+    /// Whether a packet of a client's tunnel may pass, and counts it if so.
+    pub(crate) fn admits_packet(
+        &self,
+        client: &ClientTraffic,
+        direction: TrafficDirection,
+        bytes: usize,
+    ) -> bool {
+        if *client.is_used_up.borrow() || !client.bucket(direction).try_take(bytes) {
+            return false;
+        }
+        let bytes = bytes as u64;
+        self.counters
+            .add_bytes(direction, TrafficKind::Packets, bytes);
+        client.add(direction, bytes);
         true
     }
 

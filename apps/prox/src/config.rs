@@ -146,6 +146,10 @@ pub struct ProxConfig {
     /// Relays of all clients at once. Default 4,096; each to an origin has a socket.
     pub relays_max: usize,
 
+    /// Networks from which clients get an inner address for packet tunnels, one of IPv4 and, if wanted, one of IPv6:
+    /// `cedos vpn`. Empty, the default: no packet tunnels. Needs CAP_NET_ADMIN, and the programs `ip` and `nft`.
+    pub tunnel_nets: Vec<IpNet>,
+
     /// How long a device may be silent before its flows sleep: their keys and buffers are freed,
     /// and waking costs a handshake. Default 60 s.
     #[serde(rename = "sleep_after_s", with = "seconds")]
@@ -201,6 +205,7 @@ impl Default for ProxConfig {
             relay: true,
             client_relays_max: 16,
             relays_max: 4096,
+            tunnel_nets: Vec::new(),
             sleep_after: Duration::from_secs(60),
             stop_grace: Duration::from_secs(10),
         }
@@ -234,6 +239,7 @@ const AT_RESTART: &[&str] = &[
     "relay",
     "client_relays_max",
     "relays_max",
+    "tunnel_nets",
     "sleep_after_s",
 ];
 
@@ -286,6 +292,7 @@ impl ProxConfig {
             relay: self.relay,
             client_relays_max: self.client_relays_max,
             relays_max: self.relays_max,
+            tunnel_nets: self.tunnel_nets.clone(),
             sleep_after: self.sleep_after,
             ..newer
         };
@@ -341,7 +348,9 @@ mod tests {
                 (_, serde_json::Value::Number(_)) => 7.into(),
                 ("allow_clients", _) => [crate::show_key(&[7; 32])].as_slice().into(),
                 ("refused_ports", _) => serde_json::json!([7]),
-                ("allow_addresses" | "allow_nets", _) => serde_json::json!(["10.0.0.0/8"]),
+                ("allow_addresses" | "allow_nets" | "tunnel_nets", _) => {
+                    serde_json::json!(["10.0.0.0/8"])
+                }
                 _ => "/x".into(),
             };
         }

@@ -32,17 +32,20 @@ pub(crate) enum TrafficKind {
     Relay,
     /// The exchange of two clients in a mailbox.
     Mailbox,
+    /// CONNECT-IP, and the packets of its tunnel.
+    Packets,
 }
 
 impl TrafficKind {
     /// Every kind, in the order of their numbers.
-    pub(crate) const ALL: [TrafficKind; 6] = [
+    pub(crate) const ALL: [TrafficKind; 7] = [
         TrafficKind::Other,
         TrafficKind::Fetch,
         TrafficKind::Upload,
         TrafficKind::Tunnel,
         TrafficKind::Relay,
         TrafficKind::Mailbox,
+        TrafficKind::Packets,
     ];
 
     /// The word for it in metrics and logs.
@@ -54,6 +57,7 @@ impl TrafficKind {
             TrafficKind::Tunnel => "tunnel",
             TrafficKind::Relay => "relay",
             TrafficKind::Mailbox => "mailbox",
+            TrafficKind::Packets => "packets",
         }
     }
 }
@@ -79,6 +83,7 @@ pub(crate) struct ProxCounters {
     pub(crate) lookups: [AtomicU64; 3],
     pub(crate) origin_requests: AtomicU64,
     pub(crate) origin_tunnels: AtomicU64,
+    pub(crate) tunnel_packets_dropped: Mutex<BTreeMap<&'static str, u64>>,
     pub(crate) relayed_packets_dropped: AtomicU64,
     pub(crate) access_lines_lost: AtomicU64,
 }
@@ -118,6 +123,15 @@ impl ProxCounters {
 
     pub(crate) fn on_relayed_packet_dropped(&self) {
         self.relayed_packets_dropped.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts packets of a packet tunnel that were dropped for this reason.
+    pub(crate) fn on_tunnel_packets_dropped(&self, reason: &'static str, packets: u64) {
+        *self
+            .tunnel_packets_dropped
+            .lock()
+            .entry(reason)
+            .or_default() += packets;
     }
 
     /// Lines that the access log could not take.

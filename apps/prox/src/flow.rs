@@ -4,6 +4,7 @@
 //! admit ─▶ read head ─▶ parse ─┬─ CONNECT ──▶ tunnel.rs
 //!                              ├─ RELAY, LISTEN ▶ relay.rs
 //!                              ├─ MAILBOX ──▶ mailbox.rs
+//!                              ├─ CONNECT-IP ▶ packet_tunnel.rs
 //!                              ├─ ENROL ────▶ enrolment.rs, also of devices that are not admitted
 //!                              ├─ PUT, POST ─▶ upload.rs ─▶ ask the origin ─▶ ─┐
 //!                              └─ GET, HEAD ─▶ copy or origin ─▶ part ─▶ flow_answer.rs ─▶ watch
@@ -29,6 +30,7 @@ use crate::flow_watch::FlowWatch;
 use crate::mailbox;
 use crate::metered_flow::MeteredFlow;
 use crate::origin::without_query;
+use crate::packet_tunnel;
 use crate::pinned_copy::PinnedCopy;
 use crate::prox::Prox;
 use crate::range::RangeAnswer;
@@ -243,6 +245,10 @@ async fn prepare<F: FlowIo>(
         Ok(ProxRequest::Mailbox(number)) => {
             record.traffic.set_kind(TrafficKind::Mailbox);
             mailbox::serve(flow, prox, watch, record, number).await
+        }
+        Ok(ProxRequest::PacketTunnel) => {
+            record.traffic.set_kind(TrafficKind::Packets);
+            packet_tunnel::serve(flow, prox, watch, record).await
         }
         // A client without D2TP has no key, and would show the secret to its network.
         Ok(ProxRequest::Enrol(_)) if address_of(&flow.peer()).is_some() => {

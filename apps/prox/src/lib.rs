@@ -26,16 +26,16 @@
 //! ```text
 //!  programs    serve · listener · control · metrics · acme  flows come in, and the operator's requests
 //!  flows       flow                                        one flow, from its first byte to its end
-//!              enrolment · relay · tunnel · upload · flow_hibernation · flow_answer · flow_watch · metered_flow
+//!              enrolment · relay · tunnel · packet_tunnel · upload · flow_hibernation · flow_answer · flow_watch · metered_flow
 //!              restore · upload_sender                    what an earlier process left
 //!  state       cached_fetch · prox                         what all flows share:
 //!              shared_cache · retained_copies · hibernated_copies · upload_table · copy_fetcher
 //!              pinned_copy · spooled_body · quota_ledger · copy_store · copy_bucket · upload_delivery · stored_upload · client_store
-//!              access_log
+//!              access_log · packet_network · tunnel_dns · tunnel_rules
 //!  origins     origin · origin_pool · dial · egress · tls · bucket_http
 //!  facts       request · request_head · answer · flow_report · flow_memo · range · refusal · config
 //!              stream_flow · address_key · key_text · invitation · private_file
-//!              client_traffic · client_limits · token_bucket · counters
+//!              packet_filter · inner_addresses · client_traffic · client_limits · token_bucket · counters
 //! ```
 //!
 //! [`run`] serves a [`FlowListener`]; [`serve_flow`] serves one flow. `docs/proxy.md` lists every
@@ -67,6 +67,7 @@ mod flow_memo;
 mod flow_report;
 mod flow_watch;
 mod hibernated_copies;
+mod inner_addresses;
 mod invitation;
 mod key_text;
 mod listener;
@@ -77,6 +78,9 @@ mod metered_flow;
 mod metrics;
 mod origin;
 mod origin_pool;
+mod packet_filter;
+mod packet_network;
+mod packet_tunnel;
 mod pinned_copy;
 mod private_file;
 mod prox;
@@ -100,6 +104,8 @@ mod takeover;
 mod tls;
 mod token_bucket;
 mod tunnel;
+mod tunnel_dns;
+mod tunnel_rules;
 mod upload;
 mod upload_delivery;
 mod upload_sender;
@@ -125,6 +131,7 @@ pub use invitation::{Invitation, InvitationError, InvitationSecret};
 pub use key_text::{ParseKeyError, parse_key, show_key};
 pub use listener::TcpFlowListener;
 pub use metrics::METRICS_TYPE;
+pub use packet_network::PacketNetworkError;
 pub use prox::{ClientUse, PreparedProx, Prox, ProxHoldings, ProxStartError};
 pub use refusal::ProxRefusal;
 pub use request::HEADERS_MAX;

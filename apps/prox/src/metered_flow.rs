@@ -10,7 +10,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use d2tp_driver::{DatagramSender, DeviceRelays, FlowIo, HostKey, SendSource};
+use d2tp_driver::{Connection, DatagramSender, DeviceRelays, FlowIo, HostKey, SendSource};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::client_traffic::FlowTraffic;
@@ -115,6 +115,10 @@ impl<F: FlowIo> FlowIo for MeteredFlow<F> {
 
     fn datagram_sender(&self) -> Option<DatagramSender> {
         self.flow.datagram_sender()
+    }
+
+    fn session(&self) -> Option<Connection> {
+        self.flow.session()
     }
 
     fn peer_stopped_check(&self) -> Box<dyn Fn() -> bool + Send> {

@@ -214,6 +214,11 @@ impl Prox {
             )
             .of(load(&counters.relayed_packets_dropped)),
             MetricFamily::counter(
+                "tunnel_packets_dropped",
+                "Packets of packet tunnels that were dropped, by the reason",
+            )
+            .by("reason", &*counters.tunnel_packets_dropped.lock()),
+            MetricFamily::counter(
                 "access_lines_lost",
                 "Lines that the access log could not take",
             )

@@ -31,6 +31,7 @@ use crate::hibernated_copies::HibernatedCopies;
 use crate::key_text::show_key;
 use crate::mailbox_table::MailboxTable;
 use crate::origin::{OriginBody, OriginResponse, Upstream};
+use crate::packet_network::PacketNetwork;
 use crate::pinned_copy::{CopyHead, CopyRequest, PinnedCopy};
 use crate::quota_ledger::{FlowPermit, QuotaExceeded, QuotaLedger, SHARED};
 use crate::refusal::ProxRefusal;
@@ -184,6 +185,8 @@ pub struct Prox {
     pub(crate) session_memory: MemoryPool,
     /// Clients that wait for another one to exchange some bytes with.
     pub(crate) mailboxes: Arc<MailboxTable>,
+    /// Where packets of clients' tunnels come from and go to, if the proxy carries them.
+    pub(crate) packet_network: OnceLock<Arc<PacketNetwork>>,
     /// Ends every flow.
     pub(crate) stop: CancellationToken,
     /// One token for each GET or HEAD whose answer is not there yet.
@@ -337,6 +340,7 @@ impl Prox {
             copy_store,
             awaited: Mutex::new(awaited),
             session_memory: MemoryPool::new(config.session_memory_bytes_max),
+            packet_network: OnceLock::new(),
             stop: CancellationToken::new(),
             unanswered: TaskTracker::new(),
             stream_port: OnceLock::new(),

@@ -91,6 +91,14 @@ pub enum ProxRefusal {
     RelaysFull(String),
     #[error("the proxy has no socket for a relay: {0}")]
     RelayFailed(String),
+    #[error(
+        "this proxy carries no IP packets; its operator allows that with --tunnel-net (`cedos prox --help`)"
+    )]
+    NoPacketTunnels,
+    #[error(
+        "all addresses of this proxy's tunnel network are given; its operator gives a larger --tunnel-net"
+    )]
+    TunnelAddressesFull,
     #[error("nobody waits under this number")]
     NoMailbox,
     #[error("too many wait under a number; end one, or try again later")]
@@ -243,6 +251,7 @@ impl ProxRefusal {
             ClientsFull => "clients",
             RelaysFull(_) => "relays",
             MailboxesFull => "mailboxes",
+            TunnelAddressesFull => "tunnel_addresses",
             _ => return None,
         })
     }
@@ -277,6 +286,8 @@ impl ProxRefusal {
             NoListener => (404, "destination_not_found"),
             RelaysFull(_) => (503, "connection_limit_reached"),
             RelayFailed(_) => (500, "proxy_internal_error"),
+            NoPacketTunnels => (403, "http_request_denied"),
+            TunnelAddressesFull => (503, "connection_limit_reached"),
             NoMailbox => (404, "destination_not_found"),
             MailboxesFull => (503, "connection_limit_reached"),
             PortRefused(_) => (403, "http_request_denied"),

@@ -43,6 +43,8 @@ pub(crate) enum ProxRequest {
     Relay(RelayTarget),
     /// LISTEN: the clients that may call; none: any.
     Listen(Vec<HostKey>),
+    /// CONNECT-IP: IP packets beside the flow, in datagrams.
+    PacketTunnel,
     /// MAILBOX: the number of the one to join; none: a new one.
     Mailbox(Option<u32>),
     /// ENROL: a device asks to become a client.
@@ -152,7 +154,9 @@ pub async fn check_head(mut bytes: &[u8]) -> Option<Result<String, u16>> {
         Ok(ProxRequest::Upload(upload)) => Ok(upload.url.into()),
         Ok(ProxRequest::Relay(RelayTarget::Origin(target))) => Ok(target.to_string()),
         Ok(ProxRequest::Relay(RelayTarget::Device(key))) => Ok(show_key(&key)),
-        Ok(ProxRequest::Listen(_) | ProxRequest::Enrol(_)) => Ok("*".to_owned()),
+        Ok(ProxRequest::Listen(_) | ProxRequest::Enrol(_) | ProxRequest::PacketTunnel) => {
+            Ok("*".to_owned())
+        }
         Ok(ProxRequest::Mailbox(number)) => {
             Ok(number.map_or("*".to_owned(), |number| number.to_string()))
         }
@@ -203,6 +207,8 @@ pub(crate) fn parse(head: &ProxRequestHead) -> Result<ProxRequest, ProxRefusal> 
         })),
         "RELAY" => relayed(target).map(ProxRequest::Relay),
         "LISTEN" => listening(target, &headers).map(ProxRequest::Listen),
+        "CONNECT-IP" if target == "*" => Ok(ProxRequest::PacketTunnel),
+        "CONNECT-IP" => Err(ProxRefusal::BadRequest("CONNECT-IP takes only *")),
         "MAILBOX" => mailbox_number(target).map(ProxRequest::Mailbox),
         "ENROL" => enrolling(target, &headers).map(ProxRequest::Enrol),
         "GET" | "HEAD" => {
@@ -275,7 +281,7 @@ pub(crate) fn parse(head: &ProxRequestHead) -> Result<ProxRequest, ProxRefusal> 
 fn is_without_body(method: &str) -> bool {
     matches!(
         method,
-        "GET" | "HEAD" | "CONNECT" | "RELAY" | "LISTEN" | "MAILBOX" | "ENROL"
+        "GET" | "HEAD" | "CONNECT" | "RELAY" | "LISTEN" | "MAILBOX" | "ENROL" | "CONNECT-IP"
     )
 }
 

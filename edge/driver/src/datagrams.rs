@@ -75,6 +75,23 @@ impl ContextInbox {
     }
 }
 
+impl ContextInbox {
+    /// Waits for the next datagrams of the context, and appends all that have come to `datagrams`. False when the session
+    /// is over.
+    pub async fn recv_all(&self, datagrams: &mut Vec<Bytes>) -> bool {
+        let Some(first) = self.recv().await else {
+            return false;
+        };
+        datagrams.push(first);
+        let mut inner = self.connection.shared.inner.lock();
+        let inbox = inner.inboxes.get_mut(&self.connection.session);
+        if let Some(own) = inbox.and_then(|inbox| inbox.context_inboxes.get_mut(&self.context)) {
+            datagrams.extend(std::iter::from_fn(|| own.pop()).map(|datagram| datagram.bytes));
+        }
+        true
+    }
+}
+
 impl Drop for ContextInbox {
     fn drop(&mut self) {
         let mut inner = self.connection.shared.inner.lock();
@@ -187,6 +204,35 @@ impl Connection {
             Ok(())
         });
         sent.unwrap_or_else(|| Err(DatagramError::SessionEnded(self.end())))
+    }
+
+    /// Sends several datagrams in a context, in one turn of the engine; each as
+    /// [`Connection::send_datagram`] does. Those that are too large are left out, and their number is returned.
+    ///
+    /// # Errors
+    /// The session is over.
+    ///
+    /// # Panics
+    /// If the context is not below [`crate::CONTEXTS`].
+    pub fn send_datagrams(
+        &self,
+        context: u64,
+        datagrams: impl IntoIterator<Item = Bytes>,
+        expiry: Duration,
+    ) -> Result<usize, DatagramError> {
+        let expires = clock::now() + Span::from(expiry);
+        let sent = self.shared.with(self.session, |s| {
+            let max = s.datagram_max();
+            let mut too_big = 0;
+            for bytes in datagrams {
+                match bytes.len() <= max {
+                    true => s.send_datagram(context, bytes, expires),
+                    false => too_big += 1,
+                }
+            }
+            too_big
+        });
+        sent.ok_or_else(|| DatagramError::SessionEnded(self.end()))
     }
 
     /// Receives the next datagram of the peer; `None` when the session is over.

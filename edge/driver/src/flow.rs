@@ -481,6 +481,9 @@ impl FlowIo for Flow {
             !matches!(sent, Err(DatagramError::SessionEnded(_)))
         }))
     }
+    fn session(&self) -> Option<Connection> {
+        Some(self.connection())
+    }
     fn relays(&self) -> Option<DeviceRelays> {
         DeviceRelays::of(&self.shared, self.session)
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use crate::datagrams::Connection;
 use crate::relay_host::DeviceRelays;
 use crate::source::{HostKey, SendSource};
 
@@ -56,6 +57,10 @@ pub trait FlowIo: AsyncRead + AsyncWrite + Send + Unpin + 'static {
     }
     /// Sends datagrams beside the flow; none where it has no session of its own.
     fn datagram_sender(&self) -> Option<DatagramSender> {
+        None
+    }
+    /// The session of the flow, for datagrams both ways; none where it has no session of its own.
+    fn session(&self) -> Option<Connection> {
         None
     }
     /// Returns a check whether the peer accepts no more of this end's data, because it stopped

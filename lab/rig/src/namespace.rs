@@ -46,6 +46,13 @@ pub struct NamespaceNeeds {
     attempt: &'static str,
 }
 
+impl NamespaceNeeds {
+    /// A namespace by these options for `unshare`, and commands that fail if it is not available.
+    pub const fn new(unshare: &'static str, attempt: &'static str) -> NamespaceNeeds {
+        NamespaceNeeds { unshare, attempt }
+    }
+}
+
 /// A network namespace with veth links that have a rate.
 pub const SHAPED_LINKS: NamespaceNeeds = NamespaceNeeds {
     unshare: "-Urn",
@@ -111,7 +118,8 @@ pub fn in_namespace_with<F: Future<Output = ()>>(
     let inside = Command::new("unshare")
         .arg(needs.unshare)
         .arg(std::env::current_exe().expect("path of this test"))
-        .args(["--exact", &test, "--nocapture"])
+        // One that is ignored was asked for, or it would not have come here.
+        .args(["--exact", &test, "--nocapture", "--include-ignored"])
         // The child's output is not part of this program's.
         .stdout(Stdio::piped())
         .env(INSIDE, "1")

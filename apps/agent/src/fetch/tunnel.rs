@@ -132,6 +132,16 @@ async fn write_head(
 pub async fn read_response(
     flow: &mut (impl AsyncRead + Unpin),
 ) -> Result<Option<TunnelRefusal>, FetchFault> {
+    Ok(read_fields(flow).await?.err())
+}
+
+/// The header fields of the answer, or the refusal.
+///
+/// # Errors
+/// As [`open_tunnel`].
+pub async fn read_fields(
+    flow: &mut (impl AsyncRead + Unpin),
+) -> Result<Result<HeaderMap, TunnelRefusal>, FetchFault> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         if head.len() == HEAD_BYTES_MAX {
@@ -142,13 +152,13 @@ pub async fn read_response(
     }
     let (status, headers) = parse(&head)?;
     if status.is_success() {
-        return Ok(None);
+        return Ok(Ok(headers));
     }
     let mut words = Vec::new();
     let mut rest = flow.take(WORDS_BYTES_MAX);
     let _ = timeout(WORDS_WITHIN, rest.read_to_end(&mut words)).await;
     let words = String::from_utf8_lossy(&words).into_owned();
-    Ok(Some(TunnelRefusal {
+    Ok(Err(TunnelRefusal {
         status,
         headers,
         body_text: words,

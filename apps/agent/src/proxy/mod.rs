@@ -28,7 +28,7 @@ pub use conn_options::ConnOptions;
 pub use listener::{CONNECTIONS_MAX, ClientPolicy, LocalProxyListener};
 pub use optimistic_connect::{ConnectFailure, OptimisticConnect};
 pub use proxy_session::{
-    ANSWER_LIMIT, LinkPayload, ProxyConnection, ProxySession, ProxySessionPeer,
+    ANSWER_LIMIT, LinkPayload, PacketTunnel, ProxyConnection, ProxySession, ProxySessionPeer,
     SESSION_CONNECTIONS_MAX, SpendingBudget,
 };
 pub use refusal::{ConnectRefusal, RefusalCause};

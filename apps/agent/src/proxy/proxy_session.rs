@@ -6,6 +6,7 @@
 
 mod carrier_notices;
 mod connect_wait;
+mod packet_tunnel;
 mod proxy_connection;
 mod session_flows;
 
@@ -29,6 +30,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use self::carrier_notices::CarrierNotices;
 pub use self::connect_wait::{ANSWER_LIMIT, SESSION_CONNECTIONS_MAX};
+pub use self::packet_tunnel::PacketTunnel;
 pub use self::proxy_connection::ProxyConnection;
 pub use self::session_flows::LinkPayload;
 use self::session_flows::{ConnGroup, ConnLengths, ConnTraffic, SessionFlows, SteeredFlow, lock};

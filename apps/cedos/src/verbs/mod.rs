@@ -43,3 +43,4 @@ pub mod transfer_args;
 pub mod transport;
 pub mod url;
 mod url_list;
+pub mod vpn;

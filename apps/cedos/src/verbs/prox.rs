@@ -158,6 +158,10 @@ pub struct ProxArgs {
     /// Do not relay packets between clients, or between clients and servers that speak D2TP
     #[arg(long)]
     pub no_relay: bool,
+    /// Networks from which clients get inner addresses for `cedos vpn`: one of IPv4, such as 10.83.0.0/16, and one of
+    /// IPv6 if wanted. Needs CAP_NET_ADMIN, ip and nft
+    #[arg(long = "tunnel-net", value_name = "CIDR", value_delimiter = ',', value_parser = parse_net)]
+    pub tunnel_nets: Vec<IpNet>,
     /// PEM file with more certificate authorities for servers
     #[arg(long, value_name = "FILE")]
     pub ca: Option<PathBuf>,
@@ -311,6 +315,7 @@ impl ProxArgs {
         config.allow_clients.extend(&self.allow_clients);
         config.allow_addresses.extend(&self.allow_addresses);
         config.allow_nets.extend(&self.allow_nets);
+        config.tunnel_nets.extend(&self.tunnel_nets);
         config.allow_any_client |= self.allow_any_client;
         config.allow_private |= self.allow_private;
         config.relay &= !self.no_relay;
@@ -565,6 +570,7 @@ pub async fn run(mut args: ProxArgs, sandbox: Option<SandboxReport>) -> anyhow::
         (_, None) => None,
     };
     let prox = Prox::start(prepared, journal.clone())?;
+    prox.open_packet_network(args.state_dir.as_deref())?;
     let _kept_copies = prox.keep_copies_at_exit();
     if args.config.is_some() {
         let args = args.clone();
@@ -754,6 +760,8 @@ pub async fn run(mut args: ProxArgs, sandbox: Option<SandboxReport>) -> anyhow::
             tracing::error!(%error, "copies must be fetched again");
         }
     }
+    // The next process makes its own.
+    prox.close_packet_network();
     if let Some(control) = control {
         // Its socket goes with it.
         control.abort();
@@ -1058,7 +1066,7 @@ fn best_address(links: &[Link], only_v4: bool) -> IpAddr {
 }
 
 /// Parses a network, or an address, which is the network of that address alone.
-fn parse_net(text: &str) -> Result<IpNet, String> {
+pub(crate) fn parse_net(text: &str) -> Result<IpNet, String> {
     text.parse()
         .or_else(|_| text.parse::<IpAddr>().map(IpNet::from))
         .map_err(|_| format!("{text} is neither a network, like 10.0.0.0/8, nor an address"))

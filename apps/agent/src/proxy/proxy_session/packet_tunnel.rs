@@ -1,0 +1,152 @@
+//! CONNECT-IP: IP packets beside a flow, in datagrams of the session.
+
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use d2tp_driver::{Connection, ContextInbox, Flow, FlowSettings};
+use http::HeaderMap;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use super::ProxySession;
+use super::session_flows::lock;
+use crate::fetch::dial::{ByteStream, FetchFault};
+use crate::fetch::tunnel;
+use crate::proxy::conn_options::ConnOptions;
+use crate::proxy::refusal::{ConnectRefusal, RefusalCause};
+
+const REQUEST: &[u8] = b"CONNECT-IP * HTTP/1.1\r\nHost: d2prox\r\n\r\n";
+
+/// A tunnel for IP packets that D2Prox opened. It lasts until its flow ends, or it is dropped.
+pub struct PacketTunnel {
+    io: Box<dyn ByteStream>,
+    number: u64,
+    line: Arc<ProxySession>,
+    /// The inner addresses of this device: the same for good.
+    pub addresses: Vec<IpAddr>,
+    /// The proxy's inner addresses, where its name server is.
+    pub gateways: Vec<IpAddr>,
+    /// The session, for packets to the proxy.
+    pub connection: Connection,
+    /// Packets from the proxy.
+    inbox: ContextInbox,
+}
+
+impl PacketTunnel {
+    /// Waits for packets of the proxy, and appends them to `datagrams`. False when the tunnel has ended.
+    pub async fn recv_all(&mut self, datagrams: &mut Vec<Bytes>) -> bool {
+        let mut rest = [0; 64];
+        loop {
+            tokio::select! {
+                received = self.inbox.recv_all(datagrams) => return received,
+                // The proxy says nothing here.
+                read = self.io.read(&mut rest) => if !matches!(read, Ok(1..)) {
+                    return false;
+                },
+            }
+        }
+    }
+}
+
+impl Drop for PacketTunnel {
+    fn drop(&mut self) {
+        lock(&self.line.flows).all.remove(&self.number);
+        self.line.stirred.notify_one();
+    }
+}
+
+impl ProxySession {
+    /// Opens a tunnel for IP packets, in datagrams of this context.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub async fn open_packet_tunnel(
+        self: &Arc<ProxySession>,
+        context: u64,
+    ) -> Result<PacketTunnel, ConnectRefusal> {
+        self.session().await?;
+        let unavailable = |text: &str| ConnectRefusal::new(RefusalCause::NoProxy, text.to_owned());
+        let settings = FlowSettings {
+            reachable: true,
+            ..FlowSettings::default()
+        };
+        let mut begun = None;
+        let io = self.proxy.open_parallel_with(settings, |device, flow| {
+            let (number, ..) = self.enter(flow.clone(), ConnOptions::default());
+            begun = Some((number, flow.clone(), device.connection()));
+        });
+        let io = io.map_err(|error| unavailable(&error.to_string()))?;
+        let (number, flow, connection) = begun.expect("steered when it was opened");
+        self.stirred.notify_one();
+        // Before the answer, after which packets may come.
+        let inbox = connection.context(context);
+        let Some(inbox) = inbox else {
+            lock(&self.flows).all.remove(&number);
+            return Err(unavailable("this session has a tunnel already"));
+        };
+        let mut opened = PacketTunnel {
+            io,
+            number,
+            line: self.clone(),
+            addresses: Vec::new(),
+            gateways: Vec::new(),
+            connection,
+            inbox,
+        };
+        let fields = self.request_packet_tunnel(&mut opened.io, &flow).await?;
+        opened.addresses = addresses(&fields, "tunnel-address");
+        opened.gateways = addresses(&fields, "tunnel-gateway");
+        match opened.addresses.iter().any(IpAddr::is_ipv4) {
+            true => Ok(opened),
+            false => Err(unavailable("the proxy named no inner address")),
+        }
+    }
+
+    async fn request_packet_tunnel(
+        &self,
+        io: &mut Box<dyn ByteStream>,
+        flow: &Mutex<Flow>,
+    ) -> Result<HeaderMap, ConnectRefusal> {
+        let written = async {
+            io.write_all(REQUEST).await?;
+            io.flush().await
+        };
+        let answered = match written.await {
+            Ok(()) => tunnel::read_fields(io).await,
+            Err(error) => Err(FetchFault::Path(error.to_string())),
+        };
+        match answered {
+            Ok(Ok(fields)) => Ok(fields),
+            Ok(Err(refused)) => Err(ConnectRefusal::from_proxy(&refused)),
+            Err(fault) => {
+                self.check_answer(Err(fault), flow)?;
+                Err(ConnectRefusal::new(RefusalCause::NoProxy, "the flow ended"))
+            }
+        }
+    }
+}
+
+/// The addresses in a field of the answer.
+fn addresses(fields: &HeaderMap, name: &str) -> Vec<IpAddr> {
+    let values = fields
+        .get_all(name)
+        .iter()
+        .filter_map(|value| value.to_str().ok());
+    let texts = values.flat_map(|value| value.split(','));
+    texts.filter_map(|text| text.trim().parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_both_families_are_read_and_nonsense_is_left_out() {
+        let mut fields = HeaderMap::new();
+        fields.insert("tunnel-address", "10.83.0.2, fd00::2, x".parse().unwrap());
+        let read = addresses(&fields, "tunnel-address");
+        let texts: Vec<String> = read.iter().map(IpAddr::to_string).collect();
+        assert_eq!(texts, ["10.83.0.2", "fd00::2"]);
+        assert!(addresses(&fields, "tunnel-gateway").is_empty());
+    }
+}

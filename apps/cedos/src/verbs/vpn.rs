@@ -1,0 +1,394 @@
+//! `cedos vpn`: brings the VPN up, keeps it up, and ends it.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail};
+use cedos_agent::proxy::{ConnOptions, PacketTunnel, ProxySession, ProxySessionPeer, RefusalCause};
+use cedos_terminal::{print_stderr, print_stdout, stdout_result};
+use clap::{ArgAction, Args, Subcommand};
+use d2tp_driver::ServerList;
+use d2tp_links::{ClassRule, Link};
+use d2tp_sched::CostPolicy;
+use d2tp_tunnel::{INNER_MTU_MIN, PACKET_CONTEXT, TunDevice};
+use ipnet::IpNet;
+use nix::sys::signal::{Signal, kill};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::descriptor_limit::raise_descriptor_limit;
+use super::device_links::watch_links;
+use super::key;
+use super::log_levels::log_warnings;
+use super::prox::parse_net;
+use super::proxy_options::ProxyOptions;
+use super::transfer_args::word_parser;
+use super::transport::TransportArgs;
+use crate::help::{COST_AND_TIME, EXPERT};
+use crate::vpn::{
+    DEVICE, PacketCarrier, RunningVpn, TcpFlows, TcpMode, VpnRoutes, VpnRules, VpnState, VpnStatus,
+    remove_rules,
+};
+
+/// Where the state is: it need not survive a restart of the machine, and neither does the VPN.
+const STATE_DIR: &str = "/run/cedos-vpn";
+
+/// How often the status is recorded.
+const STATUS_EVERY: Duration = Duration::from_secs(1);
+
+/// How long a VPN may take to end.
+const DOWN_WITHIN: Duration = Duration::from_secs(10); // a guess: its connections get 5 s
+
+/// Send everything of this machine through the proxy
+///
+/// TCP connections become flows, which survive outages of hours; UDP, ping and the rest travel as packets, and the
+/// machine has the same inner address on every network. The proxy must allow it (`cedos prox --tunnel-net`). Linux, as
+/// root; needs the programs ip and nft.
+#[derive(Debug, Args)]
+pub struct VpnArgs {
+    #[command(subcommand)]
+    verb: VpnVerb,
+}
+
+#[derive(Debug, Subcommand)]
+enum VpnVerb {
+    Up(Box<VpnUpArgs>),
+    /// End the VPN, and restore the system's network
+    ///
+    /// Also what a VPN left that was killed. Exit codes: 0 done, 1 error, 2 usage.
+    Down(VpnStateArgs),
+    /// Show whether the VPN is up
+    ///
+    /// Exit codes: 0 it is up, 1 it is not, 2 usage.
+    Status(VpnStatusArgs),
+}
+
+/// Where the VPN's state is.
+#[derive(Debug, Args)]
+struct VpnStateArgs {
+    /// Directory of the VPN's state
+    #[arg(long, value_name = "DIR", default_value = STATE_DIR, help_heading = EXPERT)]
+    state_dir: PathBuf,
+}
+
+#[derive(Debug, Args)]
+struct VpnStatusArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    state: VpnStateArgs,
+}
+
+/// Start the VPN, and keep it up until Ctrl-C or `cedos vpn down`
+///
+/// Prints this machine's inner addresses once the VPN is up.
+#[derive(Debug, Args)]
+struct VpnUpArgs {
+    /// How TCP is carried
+    #[arg(long, value_name = "MODE", default_value = "flows")]
+    tcp: TcpMode,
+
+    /// Send only this network through the proxy; names are looked up as before (repeatable) [default: all]
+    #[arg(long, value_name = "CIDR", action = ArgAction::Append, value_delimiter = ',', value_parser = parse_net)]
+    include: Vec<IpNet>,
+
+    /// Leave this network outside (repeatable). Networks of this machine's own links are outside anyhow
+    #[arg(long, value_name = "CIDR", action = ArgAction::Append, value_delimiter = ',', value_parser = parse_net)]
+    exclude: Vec<IpNet>,
+
+    /// Refuse everything that would leave outside the VPN, also after it was killed, until `cedos vpn down`
+    #[arg(long)]
+    kill_switch: bool,
+
+    /// When TCP connections may use metered networks [default: any]
+    #[arg(long, value_parser = word_parser::<CostPolicy, 5>(CostPolicy::ALL.map(CostPolicy::as_str)), help_heading = COST_AND_TIME)]
+    policy: Option<CostPolicy>,
+
+    #[command(flatten)]
+    proxy: ProxyOptions,
+
+    /// This device's private key file [default: $CEDOS_KEY_FILE, or ~/.config/cedos/key]
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
+
+    /// Set what a network costs: wwan0=metered, wlan0=free, rmnet*=roaming
+    #[arg(long, value_name = "NAME=CLASS", action = ArgAction::Append, help_heading = COST_AND_TIME)]
+    link: Vec<ClassRule>,
+
+    #[command(flatten)]
+    transport: TransportArgs,
+
+    #[command(flatten)]
+    state: VpnStateArgs,
+}
+
+/// Runs `cedos vpn`.
+///
+/// # Errors
+/// The VPN cannot be started or ended.
+pub async fn run(args: VpnArgs) -> anyhow::Result<ExitCode> {
+    match args.verb {
+        VpnVerb::Up(args) => up(*args).await.map(|()| ExitCode::SUCCESS),
+        VpnVerb::Down(args) => down(&args).await.map(|()| ExitCode::SUCCESS),
+        VpnVerb::Status(args) => status(&args),
+    }
+}
+
+async fn up(args: VpnUpArgs) -> anyhow::Result<()> {
+    log_warnings();
+    raise_descriptor_limit();
+    let address = args.proxy.address()?.filter(|text| !text.is_empty());
+    let address = address
+        .context("no proxy: join one (`cedos join LINE`), or give --prox d2tp://host:port/KEY")?;
+    let options = ConnOptions::of(None, args.policy, &jiff::Zoned::now());
+    let options = options.map_err(|text| anyhow!("{text}"))?;
+    let key = key::load_device_key(args.key.as_deref())?;
+    let mut stop = StopSignals::listen()?;
+    let state = VpnState::take(&args.state.state_dir)?;
+    // What a VPN left that was killed, its kill switch included.
+    remove_rules();
+    let (servers, proxies) = resolve(&address.parse()?).await?;
+    let monitor = watch_links(&args.link)
+        .await
+        .map_err(|failure| anyhow!(failure.text))?;
+    let (links, _following) = links_without_tunnel(monitor.subscribe());
+    let session = ProxySession::new(ProxySessionPeer::Prox, servers, key, links, |config| {
+        args.transport.apply(config);
+    });
+    session.set_answer_limit(None);
+    session.report_carriers();
+    if let Ok(agent) = cedos_agent::agent::socket_path() {
+        session.set_agent(agent);
+    }
+    let ended = tokio::select! {
+        ended = serve(&args, &session, options, proxies, &state) => ended,
+        () = stop.wait() => Ok(()),
+    };
+    session.close().await;
+    ended
+}
+
+/// Brings the VPN up, and keeps it up. What it changed is restored when this is dropped.
+async fn serve(
+    args: &VpnUpArgs,
+    session: &Arc<ProxySession>,
+    options: ConnOptions,
+    proxies: Vec<IpAddr>,
+    state: &VpnState,
+) -> anyhow::Result<()> {
+    let tunnel = first_tunnel(session).await?;
+    let tun = Arc::new(TunDevice::create(DEVICE, INNER_MTU_MIN)?);
+    let flows = match args.tcp {
+        TcpMode::Flows => Some(TcpFlows::listen(session, options).await?),
+        TcpMode::Packets => None,
+    };
+    let routes = VpnRoutes {
+        addresses: tunnel.addresses.clone(),
+        gateways: tunnel.gateways.clone(),
+        proxies,
+        include: args.include.clone(),
+        exclude: args.exclude.clone(),
+        redirect_to: flows
+            .as_ref()
+            .map(|flows| flows.addresses().to_vec())
+            .unwrap_or_default(),
+        kill_switch: args.kill_switch,
+    };
+    let _rules = VpnRules::set(&routes)?;
+    let carrier = PacketCarrier::new(
+        session.clone(),
+        tun,
+        routes.addresses.clone(),
+        INNER_MTU_MIN,
+    );
+    let mut carrying = std::pin::pin!(carrier.clone().run(tunnel));
+    print_stdout(&format!("cedos vpn: up as {}", list(&routes.addresses)));
+    stdout_result()?;
+    let mut known = VpnStatus::default();
+    loop {
+        let now = VpnStatus {
+            connected: carrier.connected().is_ok(),
+            reason: carrier.connected().err().flatten(),
+            addresses: routes.addresses.clone(),
+            mtu_bytes: carrier.mtu(),
+            tcp: match args.tcp {
+                TcpMode::Flows => "flows".to_owned(),
+                TcpMode::Packets => "packets".to_owned(),
+            },
+            // The tunnel's own flow is one of them.
+            flows: session.connections().saturating_sub(1),
+            packets: carrier.counts(),
+        };
+        if now != known {
+            state.report(&now);
+            known = now;
+        }
+        tokio::select! {
+            () = &mut carrying => bail!("the network device {DEVICE} is gone"),
+            () = tokio::time::sleep(STATUS_EVERY) => {}
+        }
+    }
+}
+
+/// The first tunnel, for which a proxy that is silent is waited for.
+async fn first_tunnel(session: &Arc<ProxySession>) -> anyhow::Result<PacketTunnel> {
+    loop {
+        match session.open_packet_tunnel(PACKET_CONTEXT).await {
+            Ok(tunnel) => return Ok(tunnel),
+            Err(refusal) if refusal.cause == RefusalCause::NoProxy => {
+                print_stderr(&format!(
+                    "cedos vpn: waiting for the proxy: {}",
+                    refusal.text
+                ));
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            Err(refusal) => bail!("{}", refusal.text),
+        }
+    }
+}
+
+/// The servers by address, and all their addresses: once the VPN is up, names are looked up through it.
+async fn resolve(servers: &ServerList) -> anyhow::Result<(ServerList, Vec<IpAddr>)> {
+    let mut addresses = Vec::new();
+    for server in servers.servers() {
+        let host = server.host.trim_matches(['[', ']']);
+        let found = tokio::net::lookup_host((host, server.port)).await;
+        let found = found.with_context(|| {
+            format!("cannot find the proxy {host}. Check the name, or give its address")
+        })?;
+        addresses.extend(found.map(|at| at.ip()));
+    }
+    let pinned = match (servers.servers(), addresses.first()) {
+        ([only], Some(first)) => {
+            let mut only = only.clone();
+            only.host = first.to_string();
+            only.into()
+        }
+        _ => servers.clone(),
+    };
+    Ok((pinned, addresses))
+}
+
+/// The machine's links but the VPN's own.
+fn links_without_tunnel(
+    mut all: watch::Receiver<Arc<Vec<Link>>>,
+) -> (watch::Receiver<Arc<Vec<Link>>>, AbortOnDropHandle<()>) {
+    let others = |links: &[Link]| {
+        Arc::new(
+            links
+                .iter()
+                .filter(|link| link.name != DEVICE)
+                .cloned()
+                .collect::<Vec<_>>(),
+        )
+    };
+    let (sender, receiver) = watch::channel(others(&all.borrow_and_update()));
+    let following = tokio::spawn(async move {
+        while all.changed().await.is_ok() {
+            let now = others(&all.borrow_and_update());
+            sender.send_if_modified(|known| {
+                let differs = *known != now;
+                *known = now;
+                differs
+            });
+        }
+    });
+    (receiver, AbortOnDropHandle::new(following))
+}
+
+async fn down(args: &VpnStateArgs) -> anyhow::Result<()> {
+    let directory = &args.state_dir;
+    let failed = || format!("cannot read {}", directory.display());
+    if let Some(RunningVpn(process)) = VpnState::running(directory).with_context(failed)? {
+        kill(process, Signal::SIGTERM)
+            .context("cannot end the VPN; `cedos vpn down` needs root")?;
+        let over = async {
+            while VpnState::running(directory).with_context(failed)?.is_some() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            anyhow::Ok(())
+        };
+        match tokio::time::timeout(DOWN_WITHIN, over).await {
+            Ok(over) => over?,
+            Err(_) => bail!(
+                "process {process} does not end; end it with `kill -9 {process}`, then `cedos vpn down` again"
+            ),
+        }
+    }
+    remove_rules();
+    Ok(())
+}
+
+fn status(args: &VpnStatusArgs) -> anyhow::Result<ExitCode> {
+    let directory = &args.state.state_dir;
+    let running = VpnState::running(directory)
+        .with_context(|| format!("cannot read {}", directory.display()))?;
+    let status = running.and_then(|_| VpnState::status(directory));
+    if args.json {
+        print_stdout(&serde_json::json!({ "up": running.is_some(), "vpn": status }).to_string());
+    } else {
+        print_stdout(&in_words(running.is_some(), status.as_ref()));
+    }
+    Ok(match running {
+        Some(_) => ExitCode::SUCCESS,
+        None => ExitCode::FAILURE,
+    })
+}
+
+fn in_words(is_up: bool, status: Option<&VpnStatus>) -> String {
+    let Some(status) = status else {
+        return match is_up {
+            true => "The VPN is starting: it waits for the proxy.".to_owned(),
+            false => "The VPN is down.".to_owned(),
+        };
+    };
+    let connected = match (&status.reason, status.connected) {
+        (_, true) => "up".to_owned(),
+        (Some(reason), false) => format!("up, without the proxy now ({reason})"),
+        (None, false) => "up, without the proxy now".to_owned(),
+    };
+    let packets = status.packets;
+    format!(
+        "The VPN is {connected}.\nAddresses  {}\nMTU        {} bytes\nTCP        as {}, {} now\nPackets    {} sent, {} received, {} dropped",
+        list(&status.addresses),
+        status.mtu_bytes,
+        status.tcp,
+        status.flows,
+        packets.sent,
+        packets.received,
+        packets.dropped,
+    )
+}
+
+fn list(addresses: &[IpAddr]) -> String {
+    let texts: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
+    texts.join(", ")
+}
+
+/// SIGTERM and Ctrl-C.
+struct StopSignals {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl StopSignals {
+    fn listen() -> anyhow::Result<StopSignals> {
+        let listen = |kind| signal(kind).context("cannot wait for signals");
+        Ok(StopSignals {
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn wait(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! Carries packets between the device `cedos0` and the session, and opens the tunnel again when it ended.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use cedos_agent::proxy::{ConnectRefusal, PacketTunnel, ProxySession};
+use d2tp_driver::Connection;
+use d2tp_tunnel::{
+    InnerPacket, PACKET_CONTEXT, PieceJoiner, TunBatch, TunDevice, TunWriter, inner_mtu, split,
+};
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+/// How long a packet waits for a path.
+const PACKET_EXPIRY: Duration = Duration::from_millis(500); // a guess: a call cannot use older ones
+
+/// How soon a tunnel that ended is opened again.
+const OPEN_AGAIN: Duration = Duration::from_secs(1); // a guess
+
+/// How often the inner MTU is compared with what the session's paths carry.
+const MTU_CHECK_EVERY: Duration = Duration::from_secs(1); // a guess: paths find their MTU within a few round trips
+
+/// Packets that were carried and dropped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PacketCounts {
+    /// Packets that were handed to the session.
+    pub sent: u64,
+    /// Packets that came from the proxy.
+    pub received: u64,
+    /// Packets dropped because there was no tunnel, or their destination is not this machine.
+    pub dropped: u64,
+}
+
+#[derive(Debug, Default)]
+struct PacketCounters {
+    sent: AtomicU64,
+    received: AtomicU64,
+    dropped: AtomicU64,
+}
+
+/// See the module.
+pub struct PacketCarrier {
+    session: Arc<ProxySession>,
+    tun: Arc<TunDevice>,
+    addresses: Vec<IpAddr>,
+    connection: watch::Sender<Option<Connection>>,
+    /// Why there is no tunnel now.
+    reason: watch::Sender<Option<String>>,
+    mtu: watch::Sender<u16>,
+    counters: PacketCounters,
+}
+
+impl PacketCarrier {
+    /// Carries packets of a device whose addresses are those of the first tunnel.
+    pub fn new(
+        session: Arc<ProxySession>,
+        tun: Arc<TunDevice>,
+        addresses: Vec<IpAddr>,
+        mtu: u16,
+    ) -> Arc<PacketCarrier> {
+        Arc::new(PacketCarrier {
+            session,
+            tun,
+            addresses,
+            connection: watch::Sender::default(),
+            reason: watch::Sender::default(),
+            mtu: watch::Sender::new(mtu),
+            counters: PacketCounters::default(),
+        })
+    }
+
+    /// Whether there is a tunnel now, and if not, why.
+    pub fn connected(&self) -> Result<(), Option<String>> {
+        match self.connection.borrow().is_some() {
+            true => Ok(()),
+            false => Err(self.reason.borrow().clone()),
+        }
+    }
+
+    /// The inner MTU now.
+    pub fn mtu(&self) -> u16 {
+        *self.mtu.borrow()
+    }
+
+    /// Packets so far.
+    pub fn counts(&self) -> PacketCounts {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        PacketCounts {
+            sent: load(&self.counters.sent),
+            received: load(&self.counters.received),
+            dropped: load(&self.counters.dropped),
+        }
+    }
+
+    /// Carries packets, beginning with this tunnel, until the device is gone.
+    pub async fn run(self: Arc<Self>, first: PacketTunnel) {
+        tokio::select! {
+            () = self.send_packets() => {}
+            () = self.keep_tunnel(first) => {}
+        }
+    }
+
+    /// Receives packets, and opens the tunnel again whenever it ended.
+    async fn keep_tunnel(&self, first: PacketTunnel) {
+        let mut next = Some(first);
+        loop {
+            let opened = match next.take() {
+                Some(tunnel) => Ok(tunnel),
+                None => self.session.open_packet_tunnel(PACKET_CONTEXT).await,
+            };
+            match opened {
+                Ok(tunnel) if tunnel.addresses == self.addresses => {
+                    self.reason.send_replace(None);
+                    self.receive_packets(tunnel).await;
+                    self.connection.send_replace(None);
+                    tracing::info!("the packet tunnel ended; opening it again");
+                }
+                Ok(_) => self.note_failure(
+                    "the proxy gave this device other addresses; `cedos vpn down` and `up`",
+                ),
+                Err(ConnectRefusal { text, .. }) => self.note_failure(&text),
+            }
+            sleep(OPEN_AGAIN).await;
+        }
+    }
+
+    fn note_failure(&self, text: &str) {
+        let is_new = self.reason.send_if_modified(|known| {
+            let is_new = known.as_deref() != Some(text);
+            *known = Some(text.to_owned());
+            is_new
+        });
+        if is_new {
+            tracing::warn!("no packet tunnel: {text}");
+        }
+    }
+
+    /// Hands packets of a tunnel to the kernel until it ends.
+    async fn receive_packets(&self, mut tunnel: PacketTunnel) {
+        self.connection
+            .send_replace(Some(tunnel.connection.clone()));
+        let connection = tunnel.connection.clone();
+        let (mut joiner, mut writer) = (PieceJoiner::default(), TunWriter::default());
+        let (mut datagrams, mut packets) = (Vec::new(), Vec::<Bytes>::new());
+        loop {
+            datagrams.clear();
+            let received = tokio::select! {
+                received = tunnel.recv_all(&mut datagrams) => received,
+                () = sleep(MTU_CHECK_EVERY) => true,
+            };
+            self.follow_mtu(&connection);
+            if !received {
+                return;
+            }
+            for packet in datagrams
+                .drain(..)
+                .filter_map(|datagram| joiner.join(datagram))
+            {
+                match InnerPacket::parse(&packet) {
+                    Ok(parsed) if self.addresses.contains(&parsed.destination) => {
+                        packets.push(packet)
+                    }
+                    _ => drop(self.counters.dropped.fetch_add(1, Ordering::Relaxed)),
+                }
+            }
+            let count = packets.len() as u64;
+            self.counters.received.fetch_add(count, Ordering::Relaxed);
+            if self.tun.send(&mut writer, &packets).is_err() {
+                return;
+            }
+            packets.clear();
+        }
+    }
+
+    /// Sets the device's MTU to what the session's paths carry now.
+    fn follow_mtu(&self, connection: &Connection) {
+        let Some(datagram_max) = connection.datagram_max() else {
+            return;
+        };
+        let mtu = inner_mtu(datagram_max);
+        if mtu != self.mtu() {
+            match self.tun.set_mtu(mtu) {
+                Ok(()) => drop(self.mtu.send_replace(mtu)),
+                Err(error) => tracing::warn!(%error, mtu, "cannot set the MTU"),
+            }
+        }
+    }
+
+    /// Hands packets of the kernel to the session.
+    async fn send_packets(&self) {
+        let mut batch = TunBatch::default();
+        let mut number: u16 = 0;
+        loop {
+            if let Err(error) = self.tun.recv(&mut batch).await {
+                return tracing::error!(%error, "the network device is gone");
+            }
+            let connection = self.connection.borrow().clone();
+            let datagram_max = connection.as_ref().and_then(Connection::datagram_max);
+            let total = batch.packets().count() as u64;
+            let mut datagrams = Vec::with_capacity(batch.packets().count());
+            let mut left_out = 0;
+            for packet in batch.packets() {
+                number = number.wrapping_add(1);
+                match split(
+                    Bytes::copy_from_slice(packet),
+                    datagram_max.unwrap_or(0),
+                    number,
+                ) {
+                    Ok((first, second)) => {
+                        datagrams.extend([Some(first), second].into_iter().flatten())
+                    }
+                    Err(_) => left_out += 1,
+                }
+            }
+            if let Some(connection) = connection {
+                // A session that is over ends the tunnel, elsewhere.
+                let _ = connection.send_datagrams(PACKET_CONTEXT, datagrams, PACKET_EXPIRY);
+            }
+            self.counters
+                .sent
+                .fetch_add(total - left_out, Ordering::Relaxed);
+            self.counters.dropped.fetch_add(left_out, Ordering::Relaxed);
+        }
+    }
+}

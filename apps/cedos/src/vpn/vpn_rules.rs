@@ -1,0 +1,315 @@
+//! The system's routes and rules while the VPN is up.
+//!
+//! ```text
+//!  ip rule 5182  table main, without its default routes: networks of this machine's links stay outside
+//!  ip rule 5183  table 5183: what goes into the tunnel; networks that are excluded are thrown back to main
+//!  nft table     TCP to tcp_flows.rs · queries of names to the proxy · the kill switch
+//! ```
+//!
+//! With the process its device and the routes by it are gone. What is left then is removed by the next `cedos vpn up`
+//! or `down`.
+
+use std::fmt::Write as _;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+
+use d2tp_tunnel::{SystemCommandError, ip_batch, nft, run_command};
+use ipnet::IpNet;
+
+/// The network device.
+pub const DEVICE: &str = "cedos0";
+
+/// The routing table, and the preference of the rule that leads there.
+const TABLE: u32 = 5183; // a guess: a number that nobody else uses
+/// The preference of the rule for networks of this machine's links.
+const MAIN_FIRST: u32 = 5182;
+/// The preference of the rule for `TABLE`.
+const THEN_TUNNEL: u32 = 5183;
+
+const NFT_TABLE: &str = "inet cedos_vpn";
+
+/// What a kernel without IPv6 does not have.
+const IPV6: &str = "/proc/net/if_inet6";
+
+/// systemd-resolved's directory while it runs.
+const RESOLVED: &str = "/run/systemd/resolve";
+
+/// What goes into the tunnel, and how.
+#[derive(Clone, Debug, Default)]
+pub struct VpnRoutes {
+    /// The inner addresses of this machine.
+    pub addresses: Vec<IpAddr>,
+    /// The proxy's inner addresses.
+    pub gateways: Vec<IpAddr>,
+    /// The proxy's outer addresses, which stay outside.
+    pub proxies: Vec<IpAddr>,
+    /// Networks that go into the tunnel; none: all.
+    pub include: Vec<IpNet>,
+    /// Networks that stay outside.
+    pub exclude: Vec<IpNet>,
+    /// Where TCP connections are handed over, one address of each family; none: they go as packets.
+    pub redirect_to: Vec<SocketAddr>,
+    /// Whether what would leave outside the tunnel is dropped.
+    pub kill_switch: bool,
+}
+
+/// Routes and rules, which are removed with this.
+#[derive(Debug)]
+pub struct VpnRules {}
+
+impl VpnRules {
+    /// Sets them, on a device that exists.
+    ///
+    /// # Errors
+    /// The system refuses one, and none stays.
+    pub fn set(routes: &VpnRoutes) -> Result<VpnRules, SystemCommandError> {
+        let rules = VpnRules {};
+        ip_batch(false, &routes.ip_lines(false))?;
+        if Path::new(IPV6).exists() {
+            ip_batch(true, &routes.ip_lines(true))?;
+        }
+        nft(&routes.nft_script())?;
+        if routes.takes_names() && is_resolved_running() {
+            routes.tell_resolved()?;
+        }
+        Ok(rules)
+    }
+}
+
+impl Drop for VpnRules {
+    fn drop(&mut self) {
+        remove_rules();
+    }
+}
+
+/// Removes what a process that ended left behind, if it left anything.
+pub fn remove_rules() {
+    // Each that is not there is refused.
+    let _ = nft(&format!("table {NFT_TABLE}\ndelete table {NFT_TABLE}\n"));
+    for family in ["-4", "-6"] {
+        for preference in [MAIN_FIRST, THEN_TUNNEL] {
+            let preference = preference.to_string();
+            let words = [family, "rule", "del", "pref", &preference];
+            while run_command("ip", "iproute2", &words, "").is_ok() {}
+        }
+        let table = TABLE.to_string();
+        let words = [family, "route", "flush", "table", &table];
+        let _ = run_command("ip", "iproute2", &words, "");
+    }
+}
+
+fn is_resolved_running() -> bool {
+    Path::new(RESOLVED).is_dir()
+}
+
+impl VpnRoutes {
+    fn inner(list: &[IpAddr], is_ipv6: bool) -> Option<IpAddr> {
+        list.iter().copied().find(|ip| ip.is_ipv6() == is_ipv6)
+    }
+
+    /// Whether names are looked up through the tunnel: where all else goes there, too.
+    fn takes_names(&self) -> bool {
+        self.include.is_empty() && !self.gateways.is_empty()
+    }
+
+    /// The lines for `ip` of one family.
+    fn ip_lines(&self, is_ipv6: bool) -> String {
+        let is_of_it = |net: &IpNet| net.addr().is_ipv6() == is_ipv6;
+        let hosts = |list: &[IpAddr]| {
+            let nets: Vec<IpNet> = list
+                .iter()
+                .map(|ip| IpNet::from(*ip))
+                .filter(is_of_it)
+                .collect();
+            nets
+        };
+        let mut lines = String::new();
+        let flags = if is_ipv6 { " nodad" } else { "" };
+        for address in hosts(&self.addresses) {
+            let _ = writeln!(lines, "address add {address} dev {DEVICE}{flags}");
+        }
+        let _ = writeln!(lines, "link set {DEVICE} up");
+        let exclude = self.exclude.iter().copied().filter(is_of_it);
+        for net in exclude.chain(hosts(&self.proxies)) {
+            let _ = writeln!(lines, "route replace throw {net} table {TABLE}");
+        }
+        // Without an inner address of IPv6 it is refused there, so that nothing of it leaves outside.
+        let all = if is_ipv6 { "::/0" } else { "0.0.0.0/0" };
+        let all = all.parse().into_iter().filter(|_| self.include.is_empty());
+        let include = self.include.iter().copied().filter(is_of_it).chain(all);
+        for net in hosts(&self.gateways).into_iter().chain(include) {
+            let _ = writeln!(lines, "route replace {net} dev {DEVICE} table {TABLE}");
+        }
+        lines
+            + &format!(
+                "rule add pref {MAIN_FIRST} table main suppress_prefixlength 0\n\
+                 rule add pref {THEN_TUNNEL} table {TABLE}\n"
+            )
+    }
+
+    fn nft_script(&self) -> String {
+        let names = match self.takes_names() && !is_resolved_running() {
+            true => self.name_rules(),
+            false => String::new(),
+        };
+        let (redirect, sources) = (self.redirect_rules(), self.source_rules());
+        let refused = match Self::inner(&self.addresses, true) {
+            Some(_) => String::new(),
+            None => {
+                format!("    oifname \"{DEVICE}\" meta nfproto ipv6 reject with icmpv6 no-route\n")
+            }
+        };
+        let kill = match self.kill_switch {
+            true => self.kill_rules(),
+            false => String::new(),
+        };
+        format!(
+            "table {NFT_TABLE}\ndelete table {NFT_TABLE}\ntable {NFT_TABLE} {{
+  chain output_nat {{
+    type nat hook output priority -100;
+{names}{redirect}  }}
+  chain postrouting {{
+    type nat hook postrouting priority srcnat;
+{sources}  }}
+  chain output {{
+    type filter hook output priority filter;
+{refused}{kill}  }}
+}}\n"
+        )
+    }
+
+    /// Queries of names go to the proxy, whatever name server a program asks, but those on this machine.
+    fn name_rules(&self) -> String {
+        let mut rules = String::new();
+        for net in &self.exclude {
+            let _ = writeln!(rules, "    {} daddr {net} return", family(net.addr()));
+        }
+        for gateway in &self.gateways {
+            let (family, own) = match gateway {
+                IpAddr::V4(_) => ("ip", "127.0.0.0/8"),
+                IpAddr::V6(_) => ("ip6", "::1"),
+            };
+            for transport in ["udp", "tcp"] {
+                let _ = writeln!(
+                    rules,
+                    "    {family} daddr != {own} {transport} dport 53 dnat {family} to {gateway}"
+                );
+            }
+        }
+        rules
+    }
+
+    fn redirect_rules(&self) -> String {
+        let mut rules = String::new();
+        for to in &self.redirect_to {
+            let family = family(to.ip());
+            if let Some(gateway) = Self::inner(&self.gateways, to.is_ipv6()) {
+                let port = to.port();
+                let _ = writeln!(
+                    rules,
+                    "    oifname \"{DEVICE}\" {family} daddr != {gateway} meta l4proto tcp redirect to :{port}"
+                );
+            }
+        }
+        rules
+    }
+
+    /// What is forwarded, or was to leave by another link, gets the inner address.
+    fn source_rules(&self) -> String {
+        let mut rules = String::new();
+        for address in &self.addresses {
+            let family = family(*address);
+            let _ = writeln!(
+                rules,
+                "    oifname \"{DEVICE}\" {family} saddr != {address} masquerade"
+            );
+        }
+        rules
+    }
+
+    fn kill_rules(&self) -> String {
+        let mut rules = format!("    oifname {{ \"lo\", \"{DEVICE}\" }} accept\n");
+        let outside = self.proxies.iter().map(|ip| IpNet::from(*ip));
+        for net in self.exclude.iter().copied().chain(outside) {
+            let _ = writeln!(rules, "    {} daddr {net} accept", family(net.addr()));
+        }
+        // DHCP, and what finds neighbours and routers of IPv6: without them no link gets an address.
+        rules += "    udp dport { 67, 547 } accept\n";
+        rules += "    icmpv6 type { nd-router-solicit, nd-neighbor-solicit, nd-neighbor-advert, mld2-listener-report } accept\n";
+        rules += "    reject\n";
+        rules
+    }
+
+    fn tell_resolved(&self) -> Result<(), SystemCommandError> {
+        let resolvectl = |words: &[&str]| run_command("resolvectl", "systemd-resolved", words, "");
+        let gateways: Vec<String> = self.gateways.iter().map(IpAddr::to_string).collect();
+        let mut servers = vec!["dns", DEVICE];
+        servers.extend(gateways.iter().map(String::as_str));
+        resolvectl(&servers)?;
+        resolvectl(&["domain", DEVICE, "~."])?;
+        resolvectl(&["default-route", DEVICE, "yes"]).map(drop)
+    }
+}
+
+/// The word of nftables for an address's family.
+fn family(address: IpAddr) -> &'static str {
+    match address {
+        IpAddr::V4(_) => "ip",
+        IpAddr::V6(_) => "ip6",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn routes() -> VpnRoutes {
+        VpnRoutes {
+            addresses: vec!["10.83.0.2".parse().unwrap()],
+            gateways: vec!["10.83.0.1".parse().unwrap()],
+            proxies: vec!["192.0.2.1".parse().unwrap()],
+            exclude: vec!["198.51.100.0/24".parse().unwrap()],
+            redirect_to: vec!["127.0.0.1:4711".parse().unwrap()],
+            ..VpnRoutes::default()
+        }
+    }
+
+    #[test]
+    fn the_proxy_and_what_is_excluded_stay_outside_and_the_rest_goes_in() {
+        let lines = routes().ip_lines(false);
+        for line in [
+            "route replace throw 192.0.2.1/32 table 5183",
+            "route replace throw 198.51.100.0/24 table 5183",
+            "route replace 0.0.0.0/0 dev cedos0 table 5183",
+        ] {
+            assert!(lines.contains(line), "{line}: {lines}");
+        }
+        let six = routes().ip_lines(true);
+        assert!(six.contains("route replace ::/0 dev cedos0"), "{six}");
+        assert!(!six.contains("192.0.2.1"), "{six}");
+        let some = VpnRoutes {
+            include: vec!["203.0.113.0/24".parse().unwrap()],
+            ..routes()
+        };
+        let lines = some.ip_lines(false);
+        assert!(
+            lines.contains("route replace 203.0.113.0/24 dev cedos0"),
+            "{lines}"
+        );
+        assert!(!lines.contains("0.0.0.0/0"), "{lines}");
+        assert!(!some.nft_script().contains("dport 53"));
+    }
+
+    #[test]
+    fn ipv6_without_an_inner_address_is_refused_and_the_kill_switch_ends_with_a_refusal() {
+        let script = routes().nft_script();
+        assert!(script.contains("nfproto ipv6 reject"), "{script}");
+        assert!(script.contains("redirect to :4711"), "{script}");
+        let kill = VpnRoutes {
+            kill_switch: true,
+            ..routes()
+        };
+        assert!(kill.kill_rules().ends_with("reject\n"));
+        assert!(kill.kill_rules().contains("ip daddr 192.0.2.1/32 accept"));
+    }
+}

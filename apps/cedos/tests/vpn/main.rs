@@ -1,0 +1,6 @@
+//! `cedos vpn` between real network namespaces, with programs that know nothing of it. Each test is skipped where the
+//! system forbids such namespaces.
+
+mod hostile;
+mod scene;
+mod tunnel;

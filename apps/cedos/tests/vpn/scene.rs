@@ -1,0 +1,266 @@
+//! A machine with two links, a proxy with a tunnel network, and a server that only the proxy reaches.
+//!
+//! ```text
+//!  device namespace             proxy namespace                    server namespace
+//!  wlan0 198.51.100.7 ── ap0    cedos prox at 192.0.2.1:4433
+//!  wwan0 203.0.113.7  ── tower0 cedos-prox0 10.83.0.1  srv0 198.18.0.1 ── eth0 198.18.0.2
+//! ```
+//!
+//! The server has no route to inner addresses: it answers only what the proxy translated.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use cedos_lab_rig::PATIENCE;
+use cedos_lab_rig::namespace::{NamespaceNeeds, origin_namespace, sh, wifi_on};
+use cedos_lab_rig::program::{ProxyProcess, cedos, device_key, pid_of, run};
+use cedos_lab_rig::wait::within;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdout};
+
+/// Links with a rate, a TUN, mounts, and nftables with translation of addresses.
+pub const TUNNEL: NamespaceNeeds = NamespaceNeeds::new(
+    "-Urnm",
+    "mount -t tmpfs t /run
+     ip link add a0 type veth peer name a1
+     tc qdisc add dev a0 root tbf rate 1mbit burst 10k latency 50ms
+     ip tuntap add dev t0 mode tun
+     nft 'table inet t { chain c { type nat hook output priority -100; meta l4proto tcp redirect to :1; }; }'",
+);
+
+pub const PROXY_HOST: &str = "192.0.2.1";
+pub const SERVER: &str = "198.18.0.2";
+/// What the server sends over HTTP.
+pub const OBJECT_BYTES: usize = 10_000_000;
+/// The first bytes of the server's answers to queries of names.
+pub const NAME_ANSWER: &[u8] = b"answer to ";
+
+/// The machines of a test.
+pub struct Scene {
+    pub home: TempDir,
+    pub proxy: Pid,
+    pub address: String,
+    to_proxy_host: std::sync::mpsc::Sender<()>,
+    restarted: std::sync::mpsc::Receiver<(Pid, String)>,
+}
+
+impl Scene {
+    /// Starts device, proxy and server, with the Wi-Fi on.
+    pub async fn start() -> Scene {
+        Scene::start_with("10.83.0.0/16").await
+    }
+
+    /// Starts device, proxy and server, with this tunnel network.
+    pub async fn start_with(net: &'static str) -> Scene {
+        sh("mount -t tmpfs t /run
+            echo nameserver 198.18.0.2 > /run/resolv.conf
+            mount --bind /run/resolv.conf /etc/resolv.conf
+            ip link set lo up");
+        let home = tempfile::tempdir().expect("a directory");
+        let device = device_key(home.path()).await;
+        let path = home.path().to_owned();
+        let (to_proxy_host, restarts) = std::sync::mpsc::channel();
+        let (restarted, proxies) = std::sync::mpsc::channel();
+        origin_namespace(move || async move {
+            start_server();
+            std::thread::spawn({
+                // Of the proxy's namespace, as its thread is.
+                move || {
+                    let runtime = tokio::runtime::Builder::new_current_thread()
+                        .enable_all()
+                        .build();
+                    runtime.expect("a runtime").block_on(async {
+                        let mut running = Vec::new();
+                        while restarts.recv().is_ok() {
+                            running.push(start_proxy(&device, &path, net).await);
+                            let new: &ProxyProcess = running.last().expect("just started");
+                            let _ = restarted.send((pid_of(&new.child), new.address.clone()));
+                        }
+                    });
+                }
+            });
+        });
+        to_proxy_host.send(()).expect("the proxy's host runs");
+        let (proxy, address) = proxies.recv_timeout(PATIENCE).expect("the proxy starts");
+        wifi_on("198.51.100.7");
+        Scene {
+            home,
+            proxy,
+            address,
+            to_proxy_host,
+            restarted: proxies,
+        }
+    }
+
+    /// Kills the proxy, and starts it again with the same state.
+    pub fn restart_proxy(&mut self) {
+        kill(self.proxy, Signal::SIGKILL).expect("send");
+        self.to_proxy_host.send(()).expect("the proxy's host runs");
+        (self.proxy, self.address) = self
+            .restarted
+            .recv_timeout(PATIENCE)
+            .expect("the proxy starts");
+    }
+
+    pub fn state_dir(&self) -> PathBuf {
+        self.home.path().join("vpn")
+    }
+
+    /// Brings the VPN up, with more arguments.
+    pub async fn up(&self, more: &[&str]) -> Vpn {
+        let state = self.state_dir();
+        let words = [
+            "vpn",
+            "up",
+            "--prox",
+            &self.address,
+            "--link",
+            "w*=free",
+            "--state-dir",
+        ];
+        let words = [&words[..], &[state.to_str().expect("text")], more].concat();
+        let mut child = cedos(self.home.path(), &words)
+            .stderr(std::process::Stdio::inherit())
+            .spawn()
+            .expect("start cedos");
+        let mut lines = BufReader::new(child.stdout.take().expect("its output")).lines();
+        let line = within(lines.next_line())
+            .await
+            .expect("text")
+            .unwrap_or_default();
+        let addresses = line.strip_prefix("cedos vpn: up as ");
+        let addresses = addresses
+            .unwrap_or_else(|| panic!("not up: {line}"))
+            .to_owned();
+        Vpn {
+            child,
+            addresses,
+            _lines: lines,
+        }
+    }
+
+    /// What `cedos vpn VERB` ends with, and prints.
+    pub async fn vpn(&self, verb: &str, more: &[&str]) -> (i32, String) {
+        let state = self.state_dir();
+        let words = ["vpn", verb, "--state-dir", state.to_str().expect("text")];
+        let ended = run(self.home.path(), &[&words[..], more].concat()).await;
+        let said = String::from_utf8_lossy(&ended.output).into_owned();
+        (ended.code, said + &ended.errors)
+    }
+}
+
+/// A VPN that is up.
+pub struct Vpn {
+    pub child: Child,
+    pub addresses: String,
+    _lines: Lines<BufReader<ChildStdout>>,
+}
+
+async fn start_proxy(device: &str, home: &Path, net: &str) -> ProxyProcess {
+    let listen = format!("{PROXY_HOST}:4433");
+    let more = [
+        "--state-dir",
+        "proxy",
+        "--tunnel-net",
+        net,
+        "--metrics-listen",
+        "192.0.2.1:9433",
+    ];
+    ProxyProcess::start_for(device, home, &listen, &more).await
+}
+
+/// Starts the server in a namespace of its own, joined to that of the calling thread.
+fn start_server() {
+    let (tell, told) = std::sync::mpsc::channel();
+    let (joined, is_joined) = std::sync::mpsc::channel::<()>();
+    std::thread::spawn(move || {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("a third namespace");
+        tell.send(nix::unistd::gettid()).expect("it is awaited");
+        is_joined.recv().expect("it joins");
+        sh("ip link set lo up
+            ip link set eth0 up
+            ip addr add 198.18.0.2/24 dev eth0");
+        std::thread::spawn(|| echo_datagrams(7, b""));
+        std::thread::spawn(|| echo_datagrams(53, NAME_ANSWER));
+        let streams = TcpListener::bind((SERVER, 7)).expect("a port");
+        let web = TcpListener::bind((SERVER, 80)).expect("a port");
+        std::thread::spawn(move || each(&streams, echo_stream));
+        each(&web, serve_object);
+    });
+    let server = told.recv_timeout(PATIENCE).expect("it starts");
+    sh(&format!(
+        "ip link add srv0 type veth peer name eth0 netns {server}
+         ip addr add 198.18.0.1/24 dev srv0
+         ip link set srv0 up"
+    ));
+    joined.send(()).expect("it waits");
+}
+
+fn each(listener: &TcpListener, serve: fn(TcpStream)) {
+    for stream in listener.incoming().flatten() {
+        std::thread::spawn(move || serve(stream));
+    }
+}
+
+fn echo_stream(mut stream: TcpStream) {
+    let mut copy = stream.try_clone().expect("a descriptor");
+    let _ = std::io::copy(&mut stream, &mut copy);
+}
+
+fn serve_object(mut stream: TcpStream) {
+    let mut head = [0; 4096];
+    let _ = stream.read(&mut head);
+    let _ = write!(
+        stream,
+        "HTTP/1.1 200 OK\r\nContent-Length: {OBJECT_BYTES}\r\n\r\n"
+    );
+    let _ = stream.write_all(&vec![b'x'; OBJECT_BYTES]);
+}
+
+fn echo_datagrams(port: u16, before: &[u8]) {
+    let socket = UdpSocket::bind((SERVER, port)).expect("a port");
+    let mut bytes = [0; 2048];
+    while let Ok((n, from)) = socket.recv_from(&mut bytes) {
+        let _ = socket.send_to(&[before, &bytes[..n]].concat(), from);
+    }
+}
+
+/// A socket of the device, for queries of the server.
+pub fn udp(to: &str) -> UdpSocket {
+    let socket = UdpSocket::bind("0.0.0.0:0").expect("a port");
+    let to: SocketAddr = to.parse().expect("an address");
+    socket.connect(to).expect("a route");
+    let wait = Some(Duration::from_millis(100));
+    socket.set_read_timeout(wait).expect("a length of time");
+    socket
+}
+
+/// Sends until an answer comes, which is returned with the time that it took.
+pub fn ask(socket: &UdpSocket, query: &[u8]) -> (Vec<u8>, Duration) {
+    let began = Instant::now();
+    let mut answer = [0; 2048];
+    loop {
+        // Refused while there is no network.
+        let _ = socket.send(query);
+        match socket.recv(&mut answer) {
+            Ok(n) => return (answer[..n].to_vec(), began.elapsed()),
+            Err(_) => assert!(began.elapsed() < PATIENCE, "no answer"),
+        }
+    }
+}
+
+/// The routes, rules and tables of the device.
+pub fn system_network() -> String {
+    let text = |line: &str| {
+        let output = std::process::Command::new("sh").args(["-c", line]).output();
+        String::from_utf8(output.expect("run sh").stdout).expect("text")
+    };
+    text(
+        "ip rule; ip -6 rule; ip route show table all type unicast; nft list tables; cat /etc/resolv.conf; ls /sys/class/net",
+    )
+}

@@ -1,0 +1,247 @@
+//! What programs notice of the VPN: nothing, on any network.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::Command;
+use std::time::Duration;
+
+use cedos_lab_rig::namespace::{in_namespace_with, received, sh, wifi_off};
+use cedos_lab_rig::program::pid_of;
+use cedos_lab_rig::wait::until_async;
+use cedos_lab_rig::{PATIENCE, this_test};
+use nix::sys::signal::{Signal, kill};
+use serde_json::Value;
+
+use crate::scene::{
+    NAME_ANSWER, OBJECT_BYTES, SERVER, Scene, TUNNEL, Vpn, ask, system_network, udp,
+};
+
+fn curl() -> usize {
+    let output = Command::new("curl")
+        .args(["-sS", "--max-time", "60", &format!("http://{SERVER}/")])
+        .output()
+        .expect("run curl");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    output.stdout.len()
+}
+
+fn echo(stream: &mut TcpStream, text: &[u8]) {
+    stream.write_all(text).expect("writable");
+    let mut back = vec![0; text.len()];
+    stream.read_exact(&mut back).expect("it comes back");
+    assert_eq!(back, text);
+}
+
+fn connect() -> TcpStream {
+    let stream = TcpStream::connect((SERVER, 7)).expect("connected");
+    stream
+        .set_read_timeout(Some(PATIENCE))
+        .expect("a length of time");
+    stream
+}
+
+async fn status(scene: &Scene) -> Value {
+    let (_, text) = scene.vpn("status", &["--json"]).await;
+    serde_json::from_str(&text).expect("JSON")
+}
+
+async fn end(scene: &Scene, mut vpn: Vpn) {
+    let (code, said) = scene.vpn("down", &[]).await;
+    assert_eq!(code, 0, "{said}");
+    let ended = vpn.child.wait().await.expect("it ends");
+    assert!(ended.success(), "{ended}");
+}
+
+async fn all_kinds_of_traffic(mode: &str) {
+    let scene = Scene::start().await;
+    let before = system_network();
+    assert_eq!(scene.vpn("status", &[]).await.0, 1);
+    let vpn = scene.up(&["--tcp", mode]).await;
+    assert!(vpn.addresses.starts_with("10.83."), "{}", vpn.addresses);
+    assert_eq!(ask(&udp("198.18.0.2:7"), b"hello").0, b"hello");
+    let mut open = connect();
+    echo(&mut open, b"hello");
+    let flows = match mode {
+        "flows" => 1,
+        _ => 0,
+    };
+    let sent = |now: &Value| now["vpn"]["packets"]["sent"].as_u64();
+    until_async("as flows or as packets", async || {
+        let now = status(&scene).await;
+        (now["vpn"]["flows"] == flows && sent(&now) > Some(0)).then_some(())
+    })
+    .await;
+    drop(open);
+    assert_eq!(curl(), OBJECT_BYTES);
+    if Command::new("ping").arg("-V").output().is_ok() {
+        sh(&format!(
+            "ping -c 1 -W 5 {SERVER} >&2; ping -c 1 -W 5 10.83.0.1 >&2"
+        ));
+    } else {
+        eprintln!("skipped: there is no ping");
+    }
+    let now = status(&scene).await;
+    assert_eq!(
+        (&now["up"], &now["vpn"]["connected"]),
+        (&true.into(), &true.into()),
+        "{now}"
+    );
+    assert_eq!(now["vpn"]["tcp"], mode);
+    end(&scene, vpn).await;
+    assert_eq!(system_network(), before);
+}
+
+#[test]
+fn udp_ping_and_connections_as_flows_reach_a_server_through_the_proxy() {
+    in_namespace_with(TUNNEL, this_test!(), || all_kinds_of_traffic("flows"));
+}
+
+#[test]
+fn udp_ping_and_connections_as_packets_reach_a_server_through_the_proxy() {
+    in_namespace_with(TUNNEL, this_test!(), || all_kinds_of_traffic("packets"));
+}
+
+/// A change of network with `outage` without any between.
+async fn change_of_network(mode: &str, outage: Duration) {
+    let scene = Scene::start().await;
+    let vpn = scene.up(&["--tcp", mode]).await;
+    let (mut stream, socket) = (connect(), udp("198.18.0.2:7"));
+    echo(&mut stream, b"before");
+    ask(&socket, b"before");
+    let own = (stream.local_addr().unwrap(), socket.local_addr().unwrap());
+    wifi_off();
+    stream.write_all(b"during").expect("taken by the kernel");
+    // sleep: an outage is the subject
+    tokio::time::sleep(outage).await;
+    sh("ip link set wwan0 up
+        ip addr add 203.0.113.7/24 dev wwan0
+        ip route add default via 203.0.113.1 dev wwan0 metric 700");
+    let (_, took) = ask(&socket, b"after");
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    let mut during = [0; 6];
+    stream.read_exact(&mut during).expect("it comes back");
+    assert_eq!(&during, b"during");
+    echo(&mut stream, b"after");
+    assert_eq!(
+        own,
+        (stream.local_addr().unwrap(), socket.local_addr().unwrap())
+    );
+    end(&scene, vpn).await;
+}
+
+#[test]
+fn flows_and_datagrams_survive_a_change_of_network() {
+    in_namespace_with(TUNNEL, this_test!(), || {
+        change_of_network("flows", Duration::from_secs(3))
+    });
+}
+
+#[test]
+fn connections_as_packets_survive_a_change_of_network() {
+    in_namespace_with(TUNNEL, this_test!(), || {
+        change_of_network("packets", Duration::from_secs(1))
+    });
+}
+
+#[test]
+#[ignore = "an outage of a minute"]
+fn flows_and_datagrams_survive_a_minute_without_a_network() {
+    in_namespace_with(TUNNEL, this_test!(), || {
+        change_of_network("flows", Duration::from_secs(60))
+    });
+}
+
+#[test]
+fn a_killed_vpn_with_a_kill_switch_lets_nothing_out_until_it_is_ended() {
+    in_namespace_with(TUNNEL, this_test!(), || async {
+        let scene = Scene::start().await;
+        let before = system_network();
+        let mut vpn = scene.up(&["--kill-switch"]).await;
+        assert_eq!(ask(&udp("198.18.0.2:7"), b"hello").0, b"hello");
+        kill(pid_of(&vpn.child), Signal::SIGKILL).expect("send");
+        vpn.child.wait().await.expect("it ends");
+        let socket = udp("198.18.0.2:7");
+        let sent = socket.send(b"leak").and_then(|_| socket.recv(&mut [0; 9]));
+        assert!(sent.is_err());
+        assert!(TcpStream::connect(("198.51.100.1", 80)).is_err_and(|e| {
+            // The kill switch's own, not that of the host, which listens nowhere.
+            e.kind() != std::io::ErrorKind::TimedOut
+        }));
+        let (code, said) = scene.vpn("status", &[]).await;
+        assert_eq!((code, said.trim()), (1, "The VPN is down."));
+        // It starts over what was left, too.
+        let vpn = scene.up(&["--kill-switch"]).await;
+        assert_eq!(ask(&udp("198.18.0.2:7"), b"hello").0, b"hello");
+        end(&scene, vpn).await;
+        assert_eq!(system_network(), before);
+    });
+}
+
+#[test]
+fn a_restart_of_the_proxy_keeps_the_address_and_datagrams_go_on() {
+    in_namespace_with(TUNNEL, this_test!(), || async {
+        let mut scene = Scene::start().await;
+        let vpn = scene.up(&[]).await;
+        let socket = udp("198.18.0.2:7");
+        ask(&socket, b"before");
+        scene.restart_proxy();
+        ask(&socket, b"after");
+        let now = status(&scene).await;
+        assert_eq!(now["vpn"]["addresses"][0], vpn.addresses.as_str(), "{now}");
+        end(&scene, vpn).await;
+        let again = scene.up(&[]).await;
+        assert_eq!(
+            again.addresses.split(',').next(),
+            now["vpn"]["addresses"][0].as_str()
+        );
+        end(&scene, again).await;
+    });
+}
+
+#[test]
+fn names_are_asked_of_the_proxy_whatever_name_server_the_network_has() {
+    in_namespace_with(TUNNEL, this_test!(), || async {
+        let scene = Scene::start().await;
+        let vpn = scene.up(&[]).await;
+        // Of the Wi-Fi's own network, which is outside the tunnel.
+        let (answer, _) = ask(&udp("198.51.100.1:53"), b"example");
+        assert_eq!(answer, [NAME_ANSWER, b"example"].concat());
+        end(&scene, vpn).await;
+    });
+}
+
+#[test]
+fn excluded_networks_stay_outside_and_included_ones_alone_go_in() {
+    in_namespace_with(TUNNEL, this_test!(), || async {
+        let scene = Scene::start().await;
+        let vpn = scene.up(&["--exclude", "198.18.0.0/16"]).await;
+        let socket = udp("198.18.0.2:7");
+        assert!(socket.local_addr().unwrap().ip().to_string() == "198.51.100.7");
+        end(&scene, vpn).await;
+        let vpn = scene.up(&["--include", "198.18.0.0/16"]).await;
+        assert_eq!(ask(&udp("198.18.0.2:7"), b"in").0, b"in");
+        let outside = udp("198.19.0.1:7").local_addr().unwrap();
+        assert_eq!(outside.ip().to_string(), "198.51.100.7");
+        end(&scene, vpn).await;
+    });
+}
+
+#[test]
+fn packets_of_every_size_pass_and_ipv6_stays_inside() {
+    in_namespace_with(TUNNEL, this_test!(), || async {
+        let scene = Scene::start_with("10.83.0.0/16").await;
+        let vpn = scene.up(&[]).await;
+        let socket = udp("198.18.0.2:7");
+        let before = received("wlan0");
+        for bytes in [1, 1_000, 1_100, 1_200, 1_252] {
+            let query = vec![b'q'; bytes];
+            assert_eq!(ask(&socket, &query).0, query);
+        }
+        assert!(received("wlan0") > before);
+        sh("ip -6 addr add 2001:db8::7/64 dev wlan0 nodad; ip -6 route add default dev wlan0");
+        let refused = TcpStream::connect("[2001:db8:1::1]:80");
+        assert!(refused.is_err_and(|error| error.kind() != std::io::ErrorKind::TimedOut));
+        end(&scene, vpn).await;
+    });
+}

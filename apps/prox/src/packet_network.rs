@@ -1,0 +1,317 @@
+//! The network behind all packet tunnels: one TUN device, and which client has which address.
+//!
+//! ```text
+//!  client's session ── DATAGRAM ──▶ packet_tunnel.rs ─▶ packet_filter.rs ─▶ ┐
+//!                                                                           TUN ⇄ kernel, tunnel_rules.rs
+//!  client's session ◀─ DATAGRAM ── PacketAttachment ◀── by destination ◀── ┘
+//! ```
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use d2tp_driver::{Connection, HostKey};
+use d2tp_tunnel::{
+    INNER_MTU_MAX, InnerPacket, PACKET_CONTEXT, SystemCommandError, TunBatch, TunDevice, TunError,
+    TunWriter, inner_mtu, packet_too_big, split,
+};
+use parking_lot::{Mutex, RwLock};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::client_traffic::{ClientTraffic, TrafficTable};
+use crate::counters::{ProxCounters, TrafficDirection};
+use crate::inner_addresses::{InnerAddressPair, InnerAddresses, InnerNets};
+use crate::packet_filter::{PacketDropReason, check_packet_to_client};
+use crate::prox::Prox;
+use crate::refusal::ProxRefusal;
+use crate::tunnel_dns::serve_names;
+use crate::tunnel_rules::{DEVICE, TunnelRules};
+
+/// How long a packet for a client waits for a path.
+const PACKET_EXPIRY: Duration = Duration::from_millis(500); // a guess: a call cannot use older ones
+
+/// How often it is tried to have a device that another process is about to release.
+const CREATE_AGAIN: Duration = Duration::from_millis(200);
+
+/// Why packet tunnels cannot be served.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // Each variant's message is its documentation.
+pub enum PacketNetworkError {
+    #[error("{0}")]
+    Nets(String),
+    #[error("cannot read the inner addresses of clients: {0}")]
+    Addresses(std::io::Error),
+    #[error("--tunnel-net: {0}")]
+    Tun(#[from] TunError),
+    #[error("--tunnel-net: {0}")]
+    Rules(#[from] SystemCommandError),
+}
+
+/// A client whose packets are carried now.
+pub(crate) struct PacketAttachment {
+    pub(crate) addresses: InnerAddressPair,
+    pub(crate) connection: Connection,
+    pub(crate) traffic: Arc<ClientTraffic>,
+    /// Cancelled when a newer tunnel of the same client has taken its place.
+    pub(crate) replaced: CancellationToken,
+    /// The number of the next packet that is split.
+    next_number: AtomicU16,
+}
+
+/// See the module.
+pub(crate) struct PacketNetwork {
+    addresses: InnerAddresses,
+    counters: Arc<ProxCounters>,
+    traffic: Arc<TrafficTable>,
+    attached: RwLock<HashMap<IpAddr, Arc<PacketAttachment>>>,
+    /// The device; none before another process has released it.
+    device: Mutex<Option<OpenDevice>>,
+    /// The task that waits for the device.
+    opening: Mutex<Option<AbortOnDropHandle<()>>>,
+}
+
+/// The device with what belongs to it: the rules end before the device is free for another process.
+struct OpenDevice {
+    tasks: Vec<AbortOnDropHandle<()>>,
+    rules: TunnelRules,
+    tun: Arc<TunDevice>,
+}
+
+impl Prox {
+    /// Makes the network for packet tunnels, if the settings name inner networks. `directory`: where the addresses of
+    /// clients are kept. Must be called on a runtime.
+    ///
+    /// # Errors
+    /// The networks make no sense, or the process may not change the system's network.
+    pub fn open_packet_network(&self, directory: Option<&Path>) -> Result<(), PacketNetworkError> {
+        let config = self.config();
+        if config.tunnel_nets.is_empty() {
+            return Ok(());
+        }
+        let nets = InnerNets::of(&config.tunnel_nets).map_err(PacketNetworkError::Nets)?;
+        let addresses = InnerAddresses::open(nets, directory);
+        let network = Arc::new(PacketNetwork {
+            addresses: addresses.map_err(PacketNetworkError::Addresses)?,
+            counters: self.counters.clone(),
+            traffic: self.traffic.clone(),
+            attached: RwLock::default(),
+            device: Mutex::default(),
+            opening: Mutex::default(),
+        });
+        match network.open() {
+            // The process that is being taken over, most likely.
+            Err(PacketNetworkError::Tun(TunError::InUse(_))) => {
+                let task = tokio::spawn(network.clone().open_later());
+                *network.opening.lock() = Some(AbortOnDropHandle::new(task));
+            }
+            opened => opened?,
+        }
+        let _ = self.packet_network.set(network);
+        Ok(())
+    }
+
+    /// Removes the network for packet tunnels, and its rules.
+    pub fn close_packet_network(&self) {
+        if let Some(network) = self.packet_network.get() {
+            network.close();
+        }
+    }
+}
+
+impl PacketNetwork {
+    fn open(self: &Arc<Self>) -> Result<(), PacketNetworkError> {
+        let tun = Arc::new(TunDevice::create(DEVICE, INNER_MTU_MAX)?);
+        let nets = self.addresses.nets();
+        let rules = TunnelRules::set(&nets)?;
+        let reading = tokio::spawn(deliver(Arc::downgrade(self), tun.clone()));
+        let mut tasks = vec![AbortOnDropHandle::new(reading)];
+        for at in nets.gateway().all() {
+            let names = async move {
+                if let Err(error) = serve_names(at).await {
+                    tracing::error!(%at, %error, "packet tunnels have no name server");
+                }
+            };
+            tasks.push(AbortOnDropHandle::new(tokio::spawn(names)));
+        }
+        *self.device.lock() = Some(OpenDevice { tasks, rules, tun });
+        tracing::info!(v4 = %nets.v4, v6 = ?nets.v6, device = DEVICE, "carries packets of tunnels");
+        Ok(())
+    }
+
+    async fn open_later(self: Arc<Self>) {
+        tracing::info!(
+            device = DEVICE,
+            "another process carries packets of tunnels; waiting for its end"
+        );
+        loop {
+            tokio::time::sleep(CREATE_AGAIN).await;
+            match self.open() {
+                Ok(()) => return,
+                Err(PacketNetworkError::Tun(TunError::InUse(_))) => {}
+                Err(error) => return tracing::error!("{error}"),
+            }
+        }
+    }
+
+    fn close(&self) {
+        *self.opening.lock() = None;
+        self.attached
+            .write()
+            .drain()
+            .for_each(|(_, old)| old.replaced.cancel());
+        let Some(OpenDevice { tasks, rules, tun }) = self.device.lock().take() else {
+            return;
+        };
+        drop((tasks, rules));
+        drop(tun);
+    }
+
+    /// The inner networks.
+    pub(crate) fn nets(&self) -> InnerNets {
+        self.addresses.nets()
+    }
+
+    /// The device, for packets of clients.
+    pub(crate) fn tun(&self) -> Option<Arc<TunDevice>> {
+        self.device.lock().as_ref().map(|open| open.tun.clone())
+    }
+
+    /// Begins to carry a client's packets, in place of an earlier tunnel of it.
+    pub(crate) fn attach(
+        &self,
+        client: HostKey,
+        connection: Connection,
+    ) -> Result<Arc<PacketAttachment>, ProxRefusal> {
+        let attachment = Arc::new(PacketAttachment {
+            addresses: self.addresses.of(client)?,
+            connection,
+            traffic: self.traffic.of(client),
+            replaced: CancellationToken::new(),
+            next_number: AtomicU16::new(0),
+        });
+        let mut attached = self.attached.write();
+        for address in attachment.addresses.all() {
+            if let Some(old) = attached.insert(address, attachment.clone()) {
+                old.replaced.cancel();
+            }
+        }
+        Ok(attachment)
+    }
+
+    /// Carries no more packets of this tunnel.
+    pub(crate) fn detach(&self, attachment: &Arc<PacketAttachment>) {
+        let is_it = |_: &IpAddr, now: &mut Arc<PacketAttachment>| !Arc::ptr_eq(now, attachment);
+        self.attached.write().retain(is_it);
+    }
+
+    /// Whether the client may have a packet moved now.
+    pub(crate) fn admits(
+        &self,
+        attachment: &PacketAttachment,
+        direction: TrafficDirection,
+        bytes: usize,
+    ) -> bool {
+        self.traffic
+            .admits_packet(&attachment.traffic, direction, bytes)
+    }
+
+    /// Counts a packet that is dropped.
+    pub(crate) fn on_drop(&self, reason: PacketDropReason) {
+        self.counters.on_tunnel_packets_dropped(reason.as_str(), 1);
+    }
+
+    /// The tunnel of the client for whom a packet is.
+    fn receiver(&self, bytes: &[u8]) -> Result<Arc<PacketAttachment>, PacketDropReason> {
+        let packet = InnerPacket::parse(bytes).map_err(PacketDropReason::Header)?;
+        check_packet_to_client(&packet, &self.nets())?;
+        let attached = self.attached.read();
+        let attachment = attached.get(&packet.destination);
+        let attachment = attachment.ok_or(PacketDropReason::NoTunnel)?;
+        match self.admits(attachment, TrafficDirection::Down, bytes.len()) {
+            true => Ok(attachment.clone()),
+            false => Err(PacketDropReason::OverLimit),
+        }
+    }
+
+    /// Sends packets to their clients; returns answers for the senders of those that are too large.
+    fn deliver(&self, batch: &TunBatch) -> Vec<Bytes> {
+        let mut groups: Vec<(Arc<PacketAttachment>, Vec<&[u8]>)> = Vec::new();
+        for packet in batch.packets() {
+            match self.receiver(packet) {
+                Ok(to) => match groups.last_mut() {
+                    Some((last, packets)) if Arc::ptr_eq(last, &to) => packets.push(packet),
+                    _ => groups.push((to, vec![packet])),
+                },
+                Err(reason) => self.on_drop(reason),
+            }
+        }
+        let mut answers = Vec::new();
+        for (to, packets) in groups {
+            let dropped = to.send(&packets, &mut answers);
+            if dropped > 0 {
+                let reason = PacketDropReason::TooBig.as_str();
+                self.counters.on_tunnel_packets_dropped(reason, dropped);
+            }
+        }
+        answers
+    }
+}
+
+impl PacketAttachment {
+    /// Sends packets to the client, and returns how many were too large. Their senders get `answers`.
+    fn send(&self, packets: &[&[u8]], answers: &mut Vec<Bytes>) -> u64 {
+        let Some(datagram_max) = self.connection.datagram_max() else {
+            return 0;
+        };
+        let mtu = inner_mtu(datagram_max);
+        let (mut dropped, mut datagrams) = (0, Vec::with_capacity(packets.len()));
+        for packet in packets {
+            if packet.len() > usize::from(mtu) {
+                // A router's answer; its address is the client's own, because the kernel takes none from itself here.
+                let from = match packet[0] >> 4 {
+                    6 => self.addresses.v6.map(IpAddr::from),
+                    _ => Some(self.addresses.v4.into()),
+                };
+                if let Some(answer) = from.and_then(|from| packet_too_big(packet, from, mtu)) {
+                    answers.push(answer.into());
+                    dropped += 1;
+                    continue;
+                }
+            }
+            let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+            match split(Bytes::copy_from_slice(packet), datagram_max, number) {
+                Ok((first, second)) => {
+                    datagrams.extend([Some(first), second].into_iter().flatten())
+                }
+                Err(_) => dropped += 1,
+            }
+        }
+        // A session that is over ends the tunnel, elsewhere.
+        let too_big = self
+            .connection
+            .send_datagrams(PACKET_CONTEXT, datagrams, PACKET_EXPIRY);
+        dropped + too_big.unwrap_or(0) as u64
+    }
+}
+
+/// Hands packets from the kernel to clients until the device is gone.
+async fn deliver(network: std::sync::Weak<PacketNetwork>, tun: Arc<TunDevice>) {
+    let (mut batch, mut writer) = (TunBatch::default(), TunWriter::default());
+    loop {
+        if let Err(error) = tun.recv(&mut batch).await {
+            return tracing::error!(%error, device = DEVICE, "no packets reach clients any more");
+        }
+        let Some(network) = network.upgrade() else {
+            return;
+        };
+        let answers = network.deliver(&batch);
+        if !answers.is_empty() {
+            let _ = tun.send(&mut writer, &answers);
+        }
+    }
+}

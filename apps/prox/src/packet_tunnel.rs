@@ -1,0 +1,137 @@
+//! CONNECT-IP: a client's IP packets, in datagrams beside this flow.
+//!
+//! ```text
+//!  CONNECT-IP *   200, Tunnel-Address, Tunnel-Gateway … packets, as long as the flow is open
+//! ```
+//!
+//! After the method of RFC 9484, whose capsules and templates are not used: a client has the same addresses for good, and
+//! may reach what its flows may reach.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use d2tp_driver::{ContextInbox, FlowIo};
+use d2tp_tunnel::{PACKET_CONTEXT, PieceJoiner, TunWriter};
+use tokio::io::AsyncWriteExt;
+use tokio::time::{Instant, sleep};
+
+use crate::counters::TrafficDirection;
+use crate::flow_answer::refuse;
+use crate::flow_report::{FlowLogRecord, ProxFlowOutcome, ServedFrom};
+use crate::flow_watch::FlowWatch;
+use crate::inner_addresses::{InnerAddressPair, InnerNets};
+use crate::packet_filter::{PacketDropReason, check_packet_from_client};
+use crate::packet_network::{PacketAttachment, PacketNetwork};
+use crate::prox::Prox;
+use crate::refusal::ProxRefusal;
+
+/// How long an earlier tunnel in the same session may take to end.
+const REPLACED_WITHIN: Duration = Duration::from_secs(1); // a guess: it is woken at once
+
+/// Serves a CONNECT-IP request.
+pub(crate) async fn serve<F: FlowIo>(
+    flow: &mut F,
+    prox: &Arc<Prox>,
+    watch: &mut FlowWatch,
+    record: &mut FlowLogRecord,
+) -> ProxFlowOutcome {
+    record.asked = "CONNECT-IP".to_owned();
+    let (network, attachment) = match attach(flow, prox) {
+        Ok(attached) => attached,
+        Err(refusal) => return refuse(flow, prox, watch, record, &refusal, false).await,
+    };
+    let Some(inbox) = inbox(&attachment).await else {
+        network.detach(&attachment);
+        return refuse(flow, prox, watch, record, &ProxRefusal::Stopping, false).await;
+    };
+    record.status = Some(200);
+    record.served = ServedFrom::Relay;
+    let head = head(&attachment.addresses, &network.nets());
+    let written = flow.write_all(head.as_bytes()).await;
+    let outcome = match written {
+        Err(error) => ProxFlowOutcome::Broken(error.to_string()),
+        Ok(()) => tokio::select! {
+            gone = watch.gone(flow, prox) => gone.outcome(),
+            () = carry(&inbox, prox, &network, &attachment) => ProxFlowOutcome::Broken("the tunnel ended".to_owned()),
+            () = attachment.replaced.cancelled() => ProxFlowOutcome::Broken("a newer tunnel of this client replaced it".to_owned()),
+        },
+    };
+    network.detach(&attachment);
+    outcome
+}
+
+fn attach<F: FlowIo>(
+    flow: &F,
+    prox: &Prox,
+) -> Result<(Arc<PacketNetwork>, Arc<PacketAttachment>), ProxRefusal> {
+    let network = prox.packet_network.get();
+    // A client without D2TP has no session whose datagrams could carry packets.
+    let network = network.zip(flow.session());
+    let (network, session) = network.ok_or(ProxRefusal::NoPacketTunnels)?;
+    network.tun().ok_or(ProxRefusal::Stopping)?;
+    let attachment = network.attach(flow.peer(), session)?;
+    Ok((network.clone(), attachment))
+}
+
+/// The packets of the client, once an earlier tunnel in its session has given them up.
+async fn inbox(attachment: &PacketAttachment) -> Option<ContextInbox> {
+    let began = Instant::now();
+    loop {
+        let inbox = attachment.connection.context(PACKET_CONTEXT);
+        if inbox.is_some() || began.elapsed() > REPLACED_WITHIN {
+            return inbox;
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
+fn head(own: &InnerAddressPair, nets: &InnerNets) -> String {
+    let list = |pair: &InnerAddressPair| {
+        let texts: Vec<String> = pair.all().map(|address| address.to_string()).collect();
+        texts.join(", ")
+    };
+    format!(
+        "HTTP/1.1 200 OK\r\ntunnel-address: {}\r\ntunnel-gateway: {}\r\n\r\n",
+        list(own),
+        list(&nets.gateway()),
+    )
+}
+
+/// Hands the client's packets to the kernel until the session is over.
+async fn carry(
+    inbox: &ContextInbox,
+    prox: &Prox,
+    network: &PacketNetwork,
+    attachment: &PacketAttachment,
+) {
+    let (mut joiner, mut writer) = (PieceJoiner::default(), TunWriter::default());
+    let (mut datagrams, mut packets) = (Vec::new(), Vec::<Bytes>::new());
+    while inbox.recv_all(&mut datagrams).await {
+        let Some(tun) = network.tun() else {
+            return;
+        };
+        let upstream = prox.upstream();
+        for packet in datagrams
+            .drain(..)
+            .filter_map(|datagram| joiner.join(datagram))
+        {
+            let checked = check_packet_from_client(
+                &packet,
+                &attachment.addresses,
+                &network.nets(),
+                &upstream.filter,
+            );
+            let is_admitted = || network.admits(attachment, TrafficDirection::Up, packet.len());
+            match checked {
+                Ok(()) if is_admitted() => packets.push(packet),
+                Ok(()) => network.on_drop(PacketDropReason::OverLimit),
+                Err(reason) => network.on_drop(reason),
+            }
+        }
+        if tun.send(&mut writer, &packets).is_err() {
+            return;
+        }
+        packets.clear();
+    }
+}
