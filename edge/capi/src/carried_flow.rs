@@ -182,14 +182,13 @@ impl CarriedFlow {
 
     /// The fault that explains this error of the flow.
     pub(crate) fn fault(&self, error: &io::Error) -> SocketFault {
-        let line = self
-            .session
-            .as_ref()
-            .map(|line| line.0.state.borrow().clone());
-        match (self.flow.borrow().end(), line) {
-            (Some(FlowEnd::SessionEnded) | None, Some(ServerSessionState::Over(end))) => {
-                SocketFault::of_session(&end)
-            }
+        let line = self.session.as_ref().map(|line| &line.0);
+        let ended = line.and_then(|line| match &*line.state.borrow() {
+            ServerSessionState::Over(end) => Some(line.fault_of_end(end)),
+            _ => None,
+        });
+        match (self.flow.borrow().end(), ended) {
+            (Some(FlowEnd::SessionEnded) | None, Some(fault)) => fault,
             (Some(end), _) => SocketFault::of_flow(end),
             (None, _) if error.kind() == io::ErrorKind::TimedOut => {
                 SocketFault::new(libc::ETIME, error)
