@@ -222,6 +222,16 @@ impl ServerSession {
         )
     }
 
+    /// The fault of what the session carried, if it is over.
+    pub(crate) fn fault_of_session(&self) -> Option<SocketFault> {
+        match (&*self.state.borrow(), self.left.get()) {
+            (ServerSessionState::Over(end), _) => Some(self.fault_of_end(end)),
+            // The session's end is reported a moment later.
+            (_, Some(why)) => Some(SocketFault::new(libc::ECONNRESET, why)),
+            (_, None) => None,
+        }
+    }
+
     /// The fault of what the session carried when it ended like this.
     pub(crate) fn fault_of_end(&self, end: &SessionEnd) -> SocketFault {
         match self.left.get() {
