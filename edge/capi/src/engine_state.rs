@@ -135,8 +135,7 @@ impl EngineState {
             };
             let links = self.links().await;
             let refusing = self.refusing.borrow().get(&place).cloned();
-            let server =
-                choose_proxy(servers, &refusing.unwrap_or_default(), links.as_ref()).await;
+            let server = choose_proxy(servers, &refusing.unwrap_or_default(), links.as_ref()).await;
             let line = Rc::new(ServerSession::begin(&server, key, links).await?);
             let servers = servers.clone();
             let kept = keep(Rc::downgrade(self), place.clone(), line.clone(), servers);

@@ -14,8 +14,8 @@ use std::time::Duration;
 use cedos_text::RemoteText;
 use d2tp_driver::{
     CallError, Device, DeviceOptions, DriverError, EndpointConfig, Flow, FlowSettings, LinkUse,
-    PathState, Peer, PublicKey, Qlog, SecretKey, ServerAddress, ServerList, SessionEnd, asked_servers,
-    choose_server, is_by_system_route, is_loopback_host, measure_servers,
+    PathState, Peer, PublicKey, Qlog, SecretKey, ServerAddress, ServerList, SessionEnd,
+    asked_servers, choose_server, is_by_system_route, is_loopback_host, measure_servers,
 };
 use d2tp_links::{CostClass, Link};
 use tokio::sync::{Mutex, watch};

@@ -125,10 +125,7 @@ impl PairingArgs {
     ///
     /// # Errors
     /// The device has no key, or the proxy no address.
-    pub async fn connect(
-        &self,
-        server: &ServerAddress,
-    ) -> Result<PairingSession, TransferFailure> {
+    pub async fn connect(&self, server: &ServerAddress) -> Result<PairingSession, TransferFailure> {
         let failed = |error: anyhow::Error| TransferFailure::error(format!("{error:#}"));
         let key = key::load_device_key(self.key.as_deref()).map_err(failed)?;
         let monitor = watch_links(&[]).await?;

@@ -108,9 +108,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for Ctrl-C")?;
     let is_alone = args.no_prox || args.listen.is_some();
     let proxies = UserSettings::load(None)?.proxy(args.prox.as_slice(), is_alone)?;
-    let proxies = proxies
-        .map(|text| text.parse::<ServerList>())
-        .transpose()?;
+    let proxies = proxies.map(|text| text.parse::<ServerList>()).transpose()?;
     let leaving = watch::Sender::new(false);
     let serving = async {
         match proxies {
@@ -214,7 +212,9 @@ impl ListeningDevice {
             match ended {
                 ended if sessions.is_empty() && !printed.load(Ordering::Relaxed) => return ended,
                 Err(error) if sessions.is_empty() => return Err(error),
-                Err(error) => tracing::warn!("{error:#}. Devices reach this one through the others"),
+                Err(error) => {
+                    tracing::warn!("{error:#}. Devices reach this one through the others")
+                }
                 Ok(()) => {}
             }
         }

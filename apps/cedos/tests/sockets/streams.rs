@@ -702,7 +702,10 @@ async fn connections_end_with_a_proxy_that_falls_silent_and_new_ones_go_through_
     device.signal_proxy(Signal::SIGSTOP);
     // The silence lasts for 30 s before the connection is given up.
     let broken = program.ask("read 1").await;
-    assert!(broken.starts_with("read ECONNRESET: the proxy "), "{broken}");
+    assert!(
+        broken.starts_with("read ECONNRESET: the proxy "),
+        "{broken}"
+    );
     assert!(
         broken.contains("does not answer; new connections go through"),
         "{broken}"
