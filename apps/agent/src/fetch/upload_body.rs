@@ -199,11 +199,14 @@ pub struct UploadSource {
     limit: Option<SourceLimit>,
 }
 
+/// Ready when the limit lets bytes be read.
+type LimitWait = Pin<Box<dyn Future<Output = ()> + Send>>;
+
 /// A limit on the rate at which a source is read.
 struct SourceLimit {
     limiter: Arc<RateLimiter>,
     /// The wait for the limit, while there is one.
-    waiting: Mutex<Option<Pin<Box<dyn Future<Output = ()> + Send>>>>,
+    waiting: Mutex<Option<LimitWait>>,
 }
 
 impl SourceLimit {
