@@ -121,7 +121,7 @@ pub struct TransferOrder {
     /// How many seconds a connection may carry nothing.
     #[serde(default = "stall_s")]
     pub stall_s: f64,
-    /// The most bytes that a download may take in per second.
+    /// The most bytes that a download may take in, or an upload send, per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_rate: Option<u64>,
     /// The name of the downloads that have `limit_rate` together; none is this one alone.

@@ -199,10 +199,9 @@ impl PreparedTransfer {
         purpose: TransportPurpose,
     ) -> TransferTransport {
         let origin = |whom, key| {
-            // A relayed session stays with its relay: the preferred one.
-            let proxy = self.proxy.as_ref().map(|proxies| proxies.first().clone());
+            let proxies = self.proxy.clone();
             let (links, log) = (links.clone(), tuning.log.clone());
-            D2tpOrigin::new(whom, proxy, key, self.session_config(tuning), links, log)
+            D2tpOrigin::new(whom, proxies, key, self.session_config(tuning), links, log)
         };
         let end_to_end = match (self.target.clone(), &self.key) {
             (Some(whom), Some(key)) => Some(origin(whom, key.clone())),

@@ -62,7 +62,7 @@ pub const EXAMPLES: &[(&str, [&str; 2])] = &[
         "put",
         [
             "cedos put photos.zip https://example.org/in/photos.zip --by 18:00",
-            "cedos put report.pdf https://example.org/in --post --detach",
+            "cedos put report.pdf https://example.org/in --post --limit-rate 200k --detach",
         ],
     ),
     (

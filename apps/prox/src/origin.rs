@@ -52,8 +52,12 @@ const RESPONSE_HEAD_BYTES_MAX: usize = 64 * 1024;
 const TLS_BYTES: u64 = 32 * 1024;
 /// The most header fields of an origin's response head.
 const RESPONSE_HEADERS_MAX: usize = 128;
-/// HTTP/2 receive windows: bytes that one origin may have in flight. A guess: 1 Gb/s at 8 ms.
+/// HTTP/2 receive windows: bytes that one origin may have in flight, and that the connection may hold. A guess: 1 Gb/s
+/// at 8 ms.
 const H2_WINDOW_BYTES: u32 = 1 << 20;
+/// HTTP/2 receive windows of further connections of a client that uses more than a quarter of its memory, so that
+/// large windows do not keep out connections.
+const H2_WINDOW_BYTES_MIN: u32 = 65_535; // RFC 9113 §6.9.2: a connection cannot begin with less
 /// The name in `Via`, `Cache-Status` and `Proxy-Status`.
 pub(crate) const PSEUDONYM: &str = "d2prox";
 
@@ -307,7 +311,9 @@ impl Upstream {
         if !charge.try_resize(RESPONSE_HEAD_BYTES_MAX as u64 + tls) {
             return Err(ProxRefusal::ClientMemoryFull);
         }
-        let mut response = self.exchange(method, url, headers, outgoing).await?;
+        let mut response = self
+            .exchange(method, url, headers, outgoing, (memory, &mut charge))
+            .await?;
         response.body.memory = charge;
         if response.body.body.is_end_stream() {
             response.body.keep_conn();
@@ -321,6 +327,7 @@ impl Upstream {
         url: &Url,
         headers: &HeaderMap,
         mut outgoing: OriginRequestBody,
+        (memory, charge): (&MemoryAccount, &mut MemoryCharge),
     ) -> Result<OriginResponse, ProxRefusal> {
         self.counters.on_origin_request();
         let target = OriginTarget::of(url).ok_or(ProxRefusal::BadRequest("the URL has no host"))?;
@@ -328,8 +335,11 @@ impl Upstream {
         // The origin may be closing a kept connection: then it is not known whether it has received the request.
         let kept = key.as_ref().filter(|_| is_idempotent(method));
         let mut conn = match kept.and_then(|key| self.pool.take(key)) {
-            Some(conn) => conn,
-            None => self.open_conn(url, &target).await?,
+            Some(conn) => {
+                charge.resize(charge.bytes() + u64::from(conn.window_bytes));
+                conn
+            }
+            None => self.open_conn(url, &target, (memory, charge)).await?,
         };
         outgoing.ready().await?;
         let OriginRequestBody { body, sent, .. } = outgoing;
@@ -361,6 +371,7 @@ impl Upstream {
         &self,
         url: &Url,
         target: &OriginTarget,
+        (memory, charge): (&MemoryAccount, &mut MemoryCharge),
     ) -> Result<UpstreamConn, ProxRefusal> {
         let until = Instant::now() + self.dns_timeout + self.connect_timeout;
         let tcp = self.connect(target).await?;
@@ -395,7 +406,7 @@ impl Upstream {
             Ok(Ok(tls)) => tls,
         };
         match tls.get_ref().1.alpn_protocol() {
-            Some(b"h2") => open_http2(tls, target).await,
+            Some(b"h2") => open_http2(tls, target, charge_window(memory, charge)?).await,
             _ => open_http1(tls, target).await,
         }
     }
@@ -468,18 +479,37 @@ where
     };
     Ok(UpstreamConn {
         sender: OriginSender::Http1(sender),
+        window_bytes: 0,
         _task: AbortOnDropHandle::new(tokio::spawn(connection)),
     })
 }
 
-async fn open_http2<S>(stream: S, target: &OriginTarget) -> Result<UpstreamConn, ProxRefusal>
+/// Charges an HTTP/2 receive window: the whole while the client uses little of its memory, and the least otherwise.
+/// Returns its size.
+fn charge_window(memory: &MemoryAccount, charge: &mut MemoryCharge) -> Result<u32, ProxRefusal> {
+    let window = match memory.used() <= memory.room() / 3 {
+        true => H2_WINDOW_BYTES,
+        false => H2_WINDOW_BYTES_MIN,
+    };
+    let base = charge.bytes();
+    match charge.try_resize(base + u64::from(window)) {
+        true => Ok(window),
+        false => Err(ProxRefusal::ClientMemoryFull),
+    }
+}
+
+async fn open_http2<S>(
+    stream: S,
+    target: &OriginTarget,
+    window_bytes: u32,
+) -> Result<UpstreamConn, ProxRefusal>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (sender, connection) = http2::Builder::new(TokioExecutor::new())
         .max_header_list_size(RESPONSE_HEAD_BYTES_MAX as u32)
-        .initial_stream_window_size(H2_WINDOW_BYTES)
-        .initial_connection_window_size(H2_WINDOW_BYTES)
+        .initial_stream_window_size(window_bytes)
+        .initial_connection_window_size(window_bytes)
         .handshake::<_, UnsyncBoxBody<Bytes, io::Error>>(TokioIo::new(stream))
         .await
         .map_err(|error| refusal_of(&error, target))?;
@@ -488,6 +518,7 @@ where
     };
     Ok(UpstreamConn {
         sender: OriginSender::Http2(sender),
+        window_bytes,
         _task: AbortOnDropHandle::new(tokio::spawn(connection)),
     })
 }

@@ -39,6 +39,8 @@ pub(crate) enum OriginSender {
 /// A connection to an origin, which is closed when this is dropped.
 pub(crate) struct UpstreamConn {
     pub(crate) sender: OriginSender,
+    /// The receive window, whose bytes the connection may hold; 0 of HTTP/1, which reads only what is asked for.
+    pub(crate) window_bytes: u32,
     pub(crate) _task: AbortOnDropHandle<()>,
 }
 

@@ -322,6 +322,28 @@ impl Session {
         }
     }
 
+    /// R-PATH-15: marks a device's path that falls silent again, although packets arrived on it since its last silence,
+    /// as one that carries towards the device only.
+    pub(crate) fn note_silent_again(&mut self, now: Time, slot: usize) {
+        let path = self.paths.at(slot);
+        if std::mem::take(&mut path.is_unproven) {
+            path.one_way_since = Some(now);
+        }
+    }
+
+    /// R-PATH-15: the peer acknowledged what a device sent on a path; `on_own_path`: on the path itself.
+    pub(crate) fn on_path_reaches_peer(&mut self, now: Time, slot: usize, on_own_path: bool) {
+        if self.role == Role::Responder {
+            return;
+        }
+        let path = self.paths.at(slot);
+        path.is_unproven = false;
+        let was_one_way = path.one_way_since.take().is_some();
+        if was_one_way && on_own_path && path.state == PathState::Silent && !path.driver_frozen {
+            self.unfreeze(now, slot);
+        }
+    }
+
     /// R-PATH-15: the device reported that it receives on the path again.
     pub(crate) fn on_heard_by_peer(&mut self, now: Time, slot: usize) {
         if self.paths.at(slot).one_way_since.is_some() {

@@ -121,6 +121,9 @@ pub(crate) struct SessionPath {
     /// Since when packets sent on the path are known not to arrive, although packets are received
     /// (R-PATH-15).
     pub(crate) one_way_since: Option<Time>,
+    /// Whether the path answered after a silence, and nothing that was sent on it since then was acknowledged. Only a
+    /// device sets it (R-PATH-15).
+    pub(crate) is_unproven: bool,
     /// Since when packets arrive again after a silence.
     pub(crate) heard_from: Time,
     /// Whether too little was measured on the path so far.
@@ -223,6 +226,7 @@ impl SessionPath {
             driver_frozen: false,
             quiet_after: None,
             one_way_since: None,
+            is_unproven: false,
             heard_from: now,
             is_new: true,
             paced_evenly_until: now,

@@ -227,7 +227,9 @@ impl Session {
                     took,
                 });
             }
+            let was_silent = self.paths[slot].state == PathState::Silent;
             self.unfreeze(now, slot);
+            self.paths.at(slot).is_unproven = was_silent && self.role == Role::Initiator;
         }
 
         let mut eliciting = false;
@@ -841,7 +843,8 @@ impl Session {
         if outcome.mtu_lost {
             path.mtu.on_probe_lost(now);
         }
-        if outcome.acked_size > 0 {
+        let is_reached = outcome.acked_size > 0;
+        if is_reached {
             path.mtu.on_ack(now, outcome.acked_size);
         }
         if outcome.lost_size > 0
@@ -870,6 +873,9 @@ impl Session {
         }
         if outcome.rtt.is_some() {
             self.resume_known_path(now, slot);
+        }
+        if is_reached {
+            self.on_path_reaches_peer(now, slot, on_own_path);
         }
         for (path, largest) in acked_elsewhere {
             if let Some(path) = self.paths.get_mut(path) {

@@ -284,6 +284,9 @@ impl Session {
                 {
                     // A server cannot do anything about its only path; a device may have another
                     // link.
+                    if live_besides {
+                        self.note_silent_again(now, slot);
+                    }
                     silent = self.freeze(now, slot, !live_besides)
                         && (live_besides || self.role == Role::Initiator);
                 } else if path.is_stream() {

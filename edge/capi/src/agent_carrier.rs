@@ -197,9 +197,9 @@ impl AgentCarrier {
         let conn_status = ConnectionStatus::new();
         let opened = async {
             let options = SocketOptions::try_from(&call.options)?;
-            let server = call.server.parse();
+            let servers = call.server.parse();
             let connect_target = ConnectTarget {
-                server: server.map_err(|error| SocketFault::new(libc::EINVAL, error))?,
+                servers: servers.map_err(|error| SocketFault::new(libc::EINVAL, error))?,
                 target: call.target.clone(),
                 key: Some(call.key.clone()),
                 owner: Some(socket.owner.clone()),
@@ -248,9 +248,9 @@ impl AgentCarrier {
         let conn_status = ConnectionStatus::new();
         let opened = async {
             let begun = SocketOptions::try_from(&call.options)?;
-            let server = call.server.parse();
+            let servers = call.server.parse();
             let connect_target = ConnectTarget {
-                server: server.map_err(|error| SocketFault::new(libc::EINVAL, error))?,
+                servers: servers.map_err(|error| SocketFault::new(libc::EINVAL, error))?,
                 target: None,
                 key: Some(call.key.clone()),
                 owner: Some(socket.owner.clone()),

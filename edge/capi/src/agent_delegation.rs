@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use d2tp_driver::ServerAddress;
+use d2tp_driver::ServerList;
 use tokio::time::timeout;
 
 use crate::agent_address::{self, ANSWER_WITHIN, no_agent, socket_path};
@@ -32,7 +32,7 @@ use crate::table;
 pub(crate) async fn call(
     engine: &Rc<EngineState>,
     call: &ConnectCall,
-    server: &ServerAddress,
+    servers: &ServerList,
     target: Option<String>,
     far: Option<&AgentDatagramPeer>,
 ) -> Result<Option<AgentConnection>, SocketFault> {
@@ -44,7 +44,7 @@ pub(crate) async fn call(
     };
     let asked = AgentCall {
         version: VERSION,
-        server: server.to_string(),
+        server: servers.to_string(),
         target,
         key: identity::file()?,
         options: (&call.options).into(),

@@ -69,7 +69,7 @@ pub(crate) const PASSED_MAX: usize = 1;
 pub struct AgentCall {
     /// Version of the messages.
     pub version: u32,
-    /// The D2TP server: `d2tp://host:port/KEY`.
+    /// The D2TP server, `d2tp://host:port/KEY`, or several proxies, separated by spaces.
     pub(crate) server: String,
     /// The host and port to request from the server, if it is a proxy.
     #[serde(default)]

@@ -14,7 +14,7 @@ use crate::errno::SocketFault;
 use crate::options::SocketOptions;
 use crate::read_ahead::ReadAhead;
 use crate::scheduled_socket::{ProgramBytes, ScheduledSocket};
-use crate::server_session::{ServerSessionState, SessionUse};
+use crate::server_session::SessionUse;
 use crate::socket_owner::SocketOwner;
 
 /// The interval between checks of what the peer has acknowledged, during a flush.
@@ -182,14 +182,12 @@ impl CarriedFlow {
 
     /// The fault that explains this error of the flow.
     pub(crate) fn fault(&self, error: &io::Error) -> SocketFault {
-        let line = self
+        let ended = self
             .session
             .as_ref()
-            .map(|line| line.0.state.borrow().clone());
-        match (self.flow.borrow().end(), line) {
-            (Some(FlowEnd::SessionEnded) | None, Some(ServerSessionState::Over(end))) => {
-                SocketFault::of_session(&end)
-            }
+            .and_then(|line| line.0.fault_of_session());
+        match (self.flow.borrow().end(), ended) {
+            (Some(FlowEnd::SessionEnded) | None, Some(fault)) => fault,
             (Some(end), _) => SocketFault::of_flow(end),
             (None, _) if error.kind() == io::ErrorKind::TimedOut => {
                 SocketFault::new(libc::ETIME, error)

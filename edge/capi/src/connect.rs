@@ -18,7 +18,7 @@ use d2tp_driver::Flow;
 use crate::agent_address::no_agent;
 use crate::agent_connection::AgentConnection;
 use crate::carried_flow::CarriedFlow;
-use crate::connect_call::{ConnectCall, ConnectTarget, server_of};
+use crate::connect_call::{ConnectCall, ConnectTarget, servers_of};
 use crate::connection_status::ConnectionStatus;
 use crate::engine_state::EngineState;
 use crate::errno::SocketFault;
@@ -85,10 +85,10 @@ async fn make(
     engine: &Rc<EngineState>,
     call: &ConnectCall,
 ) -> Result<ConnectionCarrier, SocketFault> {
-    let (server, through_proxy) = server_of(&call.to, &call.options)?;
+    let (servers, through_proxy) = servers_of(&call.to, &call.options)?;
     let target = through_proxy.then(|| call.to.authority());
     if let Some(handed) =
-        agent_delegation::call(engine, call, &server, target.clone(), None).await?
+        agent_delegation::call(engine, call, &servers, target.clone(), None).await?
     {
         return Ok(ConnectionCarrier::Agent(handed));
     }
@@ -96,7 +96,7 @@ async fn make(
         return Err(no_agent());
     }
     let connect_target = ConnectTarget {
-        server,
+        servers,
         target,
         key: None,
         owner: None,
@@ -133,12 +133,19 @@ pub(crate) async fn open(
     latest: impl Fn() -> Option<SocketOptions>,
 ) -> Result<CarriedFlow, SocketFault> {
     let began = Instant::now();
+    let owner = connect_target.owner.as_deref();
     loop {
         let status = conn_status.clone();
-        match try_open(engine, connect_target, begun, status, &latest).await {
-            Err(fault) if fault.errno == libc::ENOBUFS && began.elapsed() < PLACE_WAIT => {
-                tokio::time::sleep(PLACE_RETRY).await;
-            }
+        let line = engine.session(&connect_target.servers, connect_target.key.as_deref());
+        let line = policy::enforce_connecting(engine, owner, line).await?;
+        let session = line.0.clone();
+        let opened = try_open(engine, line, connect_target, begun, status, &latest).await;
+        match opened {
+            _ if began.elapsed() >= PLACE_WAIT => return opened,
+            Err(fault) if fault.errno == libc::ENOBUFS => tokio::time::sleep(PLACE_RETRY).await,
+            // Nothing of the program's has been sent.
+            Err(_) if session.is_left() => {}
+            Err(_) if engine.leave_refusing_server(&session, connect_target) => {}
             opened => return opened,
         }
     }
@@ -146,14 +153,13 @@ pub(crate) async fn open(
 
 async fn try_open(
     engine: &Rc<EngineState>,
+    line: SessionUse,
     connect_target: &ConnectTarget,
     begun: &SocketOptions,
     conn_status: Arc<ConnectionStatus>,
     latest: &impl Fn() -> Option<SocketOptions>,
 ) -> Result<CarriedFlow, SocketFault> {
     let owner = connect_target.owner.as_deref();
-    let line = engine.session(&connect_target.server, connect_target.key.as_deref());
-    let line = policy::enforce_connecting(engine, owner, line).await?;
     let settings = begun.settings()?;
     let flow = line.0.device.open(settings);
     let flow = RefCell::new(flow.map_err(|error| SocketFault::new(libc::ENOBUFS, error))?);
@@ -184,7 +190,7 @@ async fn try_open(
 /// Replaces a fault by the end of the session, if that is its cause.
 fn with_session_end(fault: SocketFault, line: &SessionUse) -> SocketFault {
     match &*line.0.state.borrow() {
-        ServerSessionState::Over(end) => SocketFault::of_session(end),
+        ServerSessionState::Over(end) => line.0.fault_of_end(end),
         _ => fault,
     }
 }
@@ -196,7 +202,7 @@ async fn until_open(line: &SessionUse, flow: &RefCell<Flow>) -> Result<(), Socke
             .wait_for(|state| *state != ServerSessionState::Opening)
             .await;
         match there.as_deref() {
-            Ok(ServerSessionState::Over(end)) => Err(SocketFault::of_session(end)),
+            Ok(ServerSessionState::Over(end)) => Err(line.0.fault_of_end(end)),
             _ => Ok(()),
         }
     };

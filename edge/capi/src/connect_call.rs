@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use d2tp_driver::{PublicKey, ServerAddress, ServerList};
+use d2tp_driver::{PublicKey, ServerList};
 
 use crate::address::SocketName;
 use crate::agent_message::ReopenOptions;
@@ -30,17 +30,17 @@ pub(crate) struct ConnectCall {
     pub(crate) keep: Option<ReopenOptions>,
 }
 
-/// The server for a destination, and whether it is a proxy for it.
-pub(crate) fn server_of(
+/// The servers for a destination, of which one is used, and whether they are proxies for it.
+pub(crate) fn servers_of(
     to: &SocketName,
     options: &SocketOptions,
-) -> Result<(ServerAddress, bool), SocketFault> {
+) -> Result<(ServerList, bool), SocketFault> {
     let key: Option<PublicKey> = match to {
         SocketName::Host { key: Some(key), .. } => Some(*key),
         _ => options.peer_key,
     };
     if let Some(key) = key {
-        return Ok((to.server(key), false));
+        return Ok((to.server(key).into(), false));
     }
     let said = match options.proxy.clone() {
         Some(text) => Some(text),
@@ -53,13 +53,13 @@ pub(crate) fn server_of(
     };
     let servers = text.parse::<ServerList>();
     let servers = servers.map_err(|error| SocketFault::new(libc::EINVAL, error))?;
-    // The preferred one: sockets do not compare proxies.
-    Ok((servers.first().clone(), true))
+    Ok((servers, true))
 }
 
-/// The server of a connection.
+/// The servers of a connection.
 pub(crate) struct ConnectTarget {
-    pub(crate) server: ServerAddress,
+    /// The servers, of which one is used.
+    pub(crate) servers: ServerList,
     /// The host and port to request from the server, if it is a proxy.
     pub(crate) target: Option<String>,
     /// The path of the key file; `None` for this process's own key.

@@ -11,12 +11,13 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use d2tp_driver::{SecretKey, ServerAddress};
+use d2tp_driver::{PublicKey, SecretKey, ServerList};
 use d2tp_links::{ClassRules, Link, LinkMonitor};
 use tokio::sync::{OnceCell, watch};
 
 use crate::agent_connection::AgentConnection;
 use crate::carried_flow::CarriedFlow;
+use crate::connect_call::ConnectTarget;
 use crate::connect_wait::ConnectWait;
 use crate::datagrams::DatagramRegistry;
 use crate::errno::SocketFault;
@@ -25,6 +26,7 @@ use crate::identity;
 use crate::listen_address::ListenAddresses;
 use crate::options::SocketOptions;
 use crate::pair::PairPort;
+use crate::proxy_choice::{choose_proxy, silent_proxy_left};
 use crate::read_ahead::ReadAheadMemory;
 use crate::server_session::{ServerSession, SessionUse};
 use crate::socket_scheduler::{OwnScheduler, SocketScheduler};
@@ -34,8 +36,10 @@ use crate::wake_registry::WakeRegistry;
 pub(crate) struct EngineState {
     pub(crate) port: PairPort,
     key: RefCell<Option<SecretKey>>,
-    /// Sessions by server address and key file.
+    /// Sessions by the addresses of their servers and key file.
     sessions: RefCell<HashMap<String, Rc<OnceCell<Rc<ServerSession>>>>>,
+    /// Servers that do not let this device in, by the same.
+    refusing: RefCell<HashMap<String, Vec<PublicKey>>>,
     monitor: OnceCell<watch::Receiver<Arc<Vec<Link>>>>,
     pub(crate) listeners: ListenAddresses,
     pub(crate) datagrams: DatagramRegistry,
@@ -61,6 +65,7 @@ impl EngineState {
             port,
             key: RefCell::default(),
             sessions: RefCell::default(),
+            refusing: RefCell::default(),
             monitor: OnceCell::new(),
             agent_connections: RefCell::default(),
             scheduler: Rc::new(OwnScheduler::default()),
@@ -108,16 +113,13 @@ impl EngineState {
         Ipv4Addr::new(127, 1, c, d)
     }
 
-    /// The session with a server, under the key in this file; `None` for this process's own key.
+    /// The session with one of these servers, under the key in this file; `None` for this process's own key.
     pub(crate) async fn session(
         self: &Rc<EngineState>,
-        server: &ServerAddress,
+        servers: &ServerList,
         key: Option<&Path>,
     ) -> Result<SessionUse, SocketFault> {
-        let place = match key {
-            Some(key) => format!("{server} as {}", key.display()),
-            None => server.to_string(),
-        };
+        let place = session_name(servers, key);
         let cell = {
             let mut lines = self.sessions.borrow_mut();
             let cell = lines.entry(place.clone()).or_default();
@@ -131,13 +133,41 @@ impl EngineState {
                 Some(file) => identity::read(file)?,
                 None => self.key()?,
             };
-            let line = Rc::new(ServerSession::begin(server, key, self.links().await).await?);
-            let kept = keep(Rc::downgrade(self), place.clone(), line.clone());
+            let links = self.links().await;
+            let refusing = self.refusing.borrow().get(&place).cloned();
+            let server = choose_proxy(servers, &refusing.unwrap_or_default(), links.as_ref()).await;
+            let line = Rc::new(ServerSession::begin(&server, key, links).await?);
+            let servers = servers.clone();
+            let kept = keep(Rc::downgrade(self), place.clone(), line.clone(), servers);
             tokio::task::spawn_local(kept);
             Ok(line)
         };
         let line = cell.get_or_try_init(begin).await?.clone();
         Ok(line.join())
+    }
+
+    /// Leaves a server out from now on if it does not let this device in; false if it does, or if there is no other.
+    pub(crate) fn leave_refusing_server(
+        &self,
+        session: &ServerSession,
+        connect_target: &ConnectTarget,
+    ) -> bool {
+        if !session.is_refused() {
+            return false;
+        }
+        let servers = &connect_target.servers;
+        let place = session_name(servers, connect_target.key.as_deref());
+        let mut refusing = self.refusing.borrow_mut();
+        let refusing = refusing.entry(place).or_default();
+        if !refusing.contains(&session.server.key) {
+            refusing.push(session.server.key);
+        }
+        let is_other_left = refusing.len() < servers.servers().len();
+        if !is_other_left {
+            // The operator may have added this device by the next time.
+            refusing.clear();
+        }
+        is_other_left
     }
 
     /// The machine's links; `None` if they cannot be watched.
@@ -213,9 +243,28 @@ impl EngineState {
     }
 }
 
-/// Ends a session that has been unused for a while.
-async fn keep(home: Weak<EngineState>, place: String, line: Rc<ServerSession>) {
-    line.until_unused().await;
+/// The name of a session with one of these servers, under the key in this file.
+fn session_name(servers: &ServerList, key: Option<&Path>) -> String {
+    match key {
+        Some(key) => format!("{servers} as {}", key.display()),
+        None => servers.to_string(),
+    }
+}
+
+/// Ends a session that has been unused for a while, and one whose server is silent while another one answers.
+async fn keep(
+    home: Weak<EngineState>,
+    place: String,
+    line: Rc<ServerSession>,
+    servers: ServerList,
+) {
+    tokio::select! {
+        () = line.until_unused() => {}
+        why = silent_proxy_left(&line, &servers) => {
+            line.leave(why);
+            line.until_unused().await;
+        }
+    }
     let Some(home) = home.upgrade() else { return };
     let is_ours =
         |cell: &Rc<OnceCell<Rc<ServerSession>>>| cell.get().is_some_and(|l| Rc::ptr_eq(l, &line));

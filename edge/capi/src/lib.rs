@@ -77,6 +77,7 @@ mod options;
 mod pair;
 mod policy;
 mod program_stream;
+mod proxy_choice;
 mod pump;
 mod rcvbuf_thresholds;
 mod read_ahead;

@@ -1,14 +1,14 @@
 //! A session with a server, which all sockets share that connect to it.
 
-use std::cell::{Cell, RefCell};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use d2tp_driver::{
     Device, DeviceOptions, DriverError, EndpointConfig, InstanceLease, LinkStatus, LinkUse,
-    SecretKey, ServerAddress, SessionEnd, SessionEvent,
+    ReasonCode, SecretKey, ServerAddress, SessionEnd, SessionEvent, is_by_system_route,
+    is_loopback_host,
 };
 use d2tp_links::{CostClass, Link, LinkKind};
 use tokio::sync::broadcast::{Receiver, error::RecvError};
@@ -39,15 +39,19 @@ fn first_context(turn: u32) -> u64 {
 /// A session with a server.
 pub(crate) struct ServerSession {
     pub(crate) device: Device,
+    /// The server.
+    pub(crate) server: ServerAddress,
     /// Whether the handshake is complete, or why it failed.
     pub(crate) state: watch::Receiver<ServerSessionState>,
-    /// The links in use; `None` if the server is on this machine.
+    /// The links, which are used unless the system's route leads to the server; `None` if it is on this machine.
     pub(crate) links: Option<watch::Receiver<Arc<Vec<Link>>>>,
     /// The context number of the session's latest datagram socket.
     context: Cell<u64>,
     /// In an agent: what links carried for the session's datagram sockets, if it had any.
     pub(crate) accounting: RefCell<Option<DatagramAccounting>>,
     users: Cell<usize>,
+    /// Why the session was left for another server, if it was.
+    left: OnceCell<String>,
     /// Notified when the last socket leaves the session.
     released: Notify,
 }
@@ -115,16 +119,23 @@ impl ServerSession {
         let events = device.events();
         let (sender, state) = watch::channel(ServerSessionState::Opening);
         tokio::task::spawn_local(forward_state(events, sender));
-        let links = links.filter(|links| !uses_system_routes(&server.host, &links.borrow()));
-        match &links {
-            Some(links) => device.follow_links(links.clone(), usage),
-            None => {
-                let used = device.use_default_route();
-                used.map_err(|error| SocketFault::new(libc::ENETUNREACH, error))?;
-            }
+        let links = links.filter(|_| !is_loopback_host(&server.host));
+        let by_route = |links: &watch::Receiver<Arc<Vec<Link>>>| {
+            is_by_system_route(&server.host, &links.borrow())
+        };
+        if links.as_ref().is_none_or(by_route) {
+            let used = device.use_default_route();
+            used.map_err(|error| SocketFault::new(libc::ENETUNREACH, error))?;
+        }
+        if let Some(links) = &links {
+            // A network may come up just now: its routes are known to the system before they are known here.
+            let host = server.host.clone();
+            let is_by_route = move |links: &[Link]| is_by_system_route(&host, links);
+            device.follow_links_or_route(links.clone(), usage, is_by_route);
         }
         Ok(ServerSession {
             device,
+            server: server.clone(),
             state,
             links,
             // Datagrams in transit for the instance's previous process must not reach this
@@ -132,6 +143,7 @@ impl ServerSession {
             context: Cell::new(lease.map_or(0, |lease| first_context(lease.turn()))),
             accounting: RefCell::default(),
             users: Cell::new(0),
+            left: OnceCell::new(),
             released: Notify::new(),
         })
     }
@@ -175,7 +187,57 @@ impl ServerSession {
     }
 
     pub(crate) fn is_over(&self) -> bool {
-        matches!(*self.state.borrow(), ServerSessionState::Over(_))
+        self.left.get().is_some() || matches!(*self.state.borrow(), ServerSessionState::Over(_))
+    }
+
+    /// Whether a socket uses the session.
+    pub(crate) fn is_used(&self) -> bool {
+        self.users.get() > 0
+    }
+
+    /// The links as they are known now; none if they are not watched.
+    pub(crate) fn known_links(&self) -> Arc<Vec<Link>> {
+        let known = |links: &watch::Receiver<Arc<Vec<Link>>>| links.borrow().clone();
+        self.links.as_ref().map(known).unwrap_or_default()
+    }
+
+    /// Ends the session, because another server is used from now on.
+    pub(crate) fn leave(&self, why: String) {
+        tracing::warn!("{why}");
+        let _ = self.left.set(why);
+        self.device.say_goodbye();
+    }
+
+    /// Whether the session was left for another server.
+    pub(crate) fn is_left(&self) -> bool {
+        self.left.get().is_some()
+    }
+
+    /// Whether the server does not let this device in.
+    pub(crate) fn is_refused(&self) -> bool {
+        let state = self.state.borrow();
+        matches!(
+            *state,
+            ServerSessionState::Over(SessionEnd::Refused(ReasonCode::NotAllowed))
+        )
+    }
+
+    /// The fault of what the session carried, if it is over.
+    pub(crate) fn fault_of_session(&self) -> Option<SocketFault> {
+        match (&*self.state.borrow(), self.left.get()) {
+            (ServerSessionState::Over(end), _) => Some(self.fault_of_end(end)),
+            // The session's end is reported a moment later.
+            (_, Some(why)) => Some(SocketFault::new(libc::ECONNRESET, why)),
+            (_, None) => None,
+        }
+    }
+
+    /// The fault of what the session carried when it ended like this.
+    pub(crate) fn fault_of_end(&self, end: &SessionEnd) -> SocketFault {
+        match self.left.get() {
+            Some(why) => SocketFault::new(libc::ECONNRESET, why),
+            None => SocketFault::of_session(end),
+        }
     }
 }
 
@@ -186,23 +248,6 @@ fn usage(link: &Link) -> LinkUse {
         (_, CostClass::Free) => LinkUse::Free,
         (_, CostClass::Metered) => LinkUse::Paid,
     }
-}
-
-/// Whether a server is on this machine, or where no known link leads, so that the system's routes
-/// apply.
-fn uses_system_routes(host: &str, links: &[Link]) -> bool {
-    let Ok(ip) = host.parse::<IpAddr>() else {
-        return host == "localhost";
-    };
-    let leads_away = |link: &Link| link.kind != LinkKind::Loopback && link.is_usable();
-    ip.is_loopback()
-        || links.iter().any(|link| link.addresses.contains(&ip))
-        || !links.iter().any(leads_away)
-            && std::net::UdpSocket::bind(match ip {
-                IpAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
-                IpAddr::V6(_) => SocketAddr::from((std::net::Ipv6Addr::UNSPECIFIED, 0)),
-            })
-            .is_ok_and(|socket| socket.connect((ip, 9)).is_ok())
 }
 
 async fn forward_state<T: Clone>(

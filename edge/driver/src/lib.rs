@@ -66,6 +66,7 @@ mod shared_state;
 mod source;
 mod stream_acceptor;
 mod stream_queues;
+mod system_route;
 mod ticket_seed;
 mod version_probe;
 mod wake_detector;
@@ -121,11 +122,14 @@ pub use relay_meter::RelayMeter;
 pub use relay_state::CallEvent;
 pub use scheduler_handle::{SchedulerHandle, SpendHandle};
 pub use server::{HibernationOptions, Server, ServerOptions, SocketsAfter};
-pub use server_choice::{AskedServer, ServerChoice, choose_server, measure_servers};
+pub use server_choice::{
+    AskedServer, ServerChoice, asked_servers, choose_server, free_links, measure_servers,
+};
 pub use server_list::{SERVERS_MAX, ServerList, ServerListError};
 pub use server_nodes::look_up_nodes;
 pub use service_records::{SVCB_SERVER_KEY, SVCB_STREAM_PORT};
 pub use session_moves::{MOVE_AGAIN_AFTER, MoveReport};
 pub use source::{HostKey, SendSource};
+pub use system_route::{is_by_system_route, is_loopback_host};
 pub use ticket_seed::TICKET_SEED_NOTE;
 pub use version_probe::{VersionProbeAnswer, probe_version};

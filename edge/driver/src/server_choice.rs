@@ -12,7 +12,7 @@ use std::net::{SocketAddr, UdpSocket as StdUdpSocket};
 use std::time::Duration;
 
 use d2tp_device::ServerRace;
-use d2tp_links::Link;
+use d2tp_links::{CostClass, Link, LinkKind};
 use d2tp_session::{Span, Time};
 use tokio::net::UdpSocket;
 use tokio::sync::mpsc;
@@ -22,7 +22,9 @@ use tokio::time::{sleep, timeout};
 use crate::address::ServerAddress;
 use crate::attach::{Attach as _, KernelLinks};
 use crate::clock;
+use crate::server_list::ServerList;
 use crate::server_nodes::server_nodes;
+use crate::system_route::is_by_system_route;
 use crate::version_probe::{VersionProbeAnswer, probe_version_from};
 
 /// How long lookups of other servers may take once one has an address.
@@ -48,6 +50,25 @@ pub struct ServerChoice {
     pub round_trips: Vec<Option<Duration>>,
     /// The places of servers that had time to answer, and did not.
     pub silent: Vec<usize>,
+}
+
+/// The links over which servers are asked: the free ones. Nothing has allowed bytes on metered links yet.
+pub fn free_links(links: &[Link]) -> Vec<Link> {
+    let is_free = |link: &&Link| {
+        link.kind != LinkKind::Loopback && link.class.class == CostClass::Free && link.is_usable()
+    };
+    links.iter().filter(is_free).cloned().collect()
+}
+
+/// The servers of a list, each asked over the free links or by the system's route.
+pub fn asked_servers(servers: &ServerList, links: &[Link]) -> Vec<AskedServer> {
+    let free = free_links(links);
+    let asked = |address: &ServerAddress| AskedServer {
+        address: address.clone(),
+        over: (!is_by_system_route(&address.host, links)).then(|| free.clone()),
+        known: None,
+    };
+    servers.servers().iter().map(asked).collect()
 }
 
 /// When a choice ends.

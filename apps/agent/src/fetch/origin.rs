@@ -8,14 +8,14 @@
 //!
 //! The session moves between links by itself, over free ones only; metered ones are left alone.
 
-use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex as StdMutex, PoisonError};
 use std::time::Duration;
 
 use cedos_text::RemoteText;
 use d2tp_driver::{
     CallError, Device, DeviceOptions, DriverError, EndpointConfig, Flow, FlowSettings, LinkUse,
-    PathState, Peer, PublicKey, Qlog, SecretKey, ServerAddress, SessionEnd,
+    PathState, Peer, PublicKey, Qlog, SecretKey, ServerAddress, ServerList, SessionEnd,
+    asked_servers, choose_server, is_by_system_route, is_loopback_host, measure_servers,
 };
 use d2tp_links::{CostClass, Link};
 use tokio::sync::{Mutex, watch};
@@ -30,6 +30,9 @@ use super::session_refusal::{host_and_port, session_refusal};
 
 /// How long an origin may take to answer a handshake.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(3); // a guess: a handshake and an answer
+
+/// How long answers of proxies are awaited before one is chosen.
+const PROXY_ANSWERS_WITHIN: Duration = Duration::from_secs(1); // as for downloads
 
 /// The host that a `d2tp:` URL names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,7 +111,9 @@ impl OriginSession {
 /// Carries requests to an origin that speaks D2TP.
 pub struct D2tpOrigin {
     whom: D2tpTarget,
-    proxy: Option<ServerAddress>,
+    proxies: Option<ServerList>,
+    /// The proxy in use.
+    proxy: StdMutex<Option<ServerAddress>>,
     key: SecretKey,
     config: EndpointConfig,
     links: watch::Receiver<Arc<Vec<Link>>>,
@@ -117,10 +122,11 @@ pub struct D2tpOrigin {
 }
 
 impl D2tpOrigin {
-    /// Creates the client. Nothing is sent before the first request.
+    /// Creates the client. Nothing is sent before the first request. Of several proxies the nearest is used that
+    /// answers and leads to the origin.
     pub fn new(
         whom: D2tpTarget,
-        proxy: Option<ServerAddress>,
+        proxies: Option<ServerList>,
         key: SecretKey,
         config: EndpointConfig,
         links: watch::Receiver<Arc<Vec<Link>>>,
@@ -128,7 +134,8 @@ impl D2tpOrigin {
     ) -> D2tpOrigin {
         D2tpOrigin {
             whom,
-            proxy,
+            proxy: StdMutex::new(proxies.as_ref().map(|proxies| proxies.first().clone())),
+            proxies,
             key,
             config,
             links,
@@ -157,19 +164,75 @@ impl D2tpOrigin {
     }
 
     /// The server of the device's own session.
-    fn server(&self) -> Option<&ServerAddress> {
-        match (&self.proxy, &self.whom) {
-            (Some(proxy), _) => Some(proxy),
-            (None, D2tpTarget::Address(origin)) => Some(origin),
+    fn server(&self) -> Option<ServerAddress> {
+        let proxy = self.proxy.lock().unwrap_or_else(PoisonError::into_inner);
+        match (&*proxy, &self.whom) {
+            (Some(proxy), _) => Some(proxy.clone()),
+            (None, D2tpTarget::Address(origin)) => Some(origin.clone()),
             (None, D2tpTarget::Device(_)) => None,
         }
     }
 
+    fn use_proxy(&self, proxy: &ServerAddress) {
+        *self.proxy.lock().unwrap_or_else(PoisonError::into_inner) = Some(proxy.clone());
+    }
+
+    /// The list of proxies, if there is a choice.
+    fn several_proxies(&self) -> Option<&ServerList> {
+        self.proxies
+            .as_ref()
+            .filter(|proxies| proxies.servers().len() > 1)
+    }
+
+    /// Begins a session: through the nearest proxy, and where that one does not lead to the origin, through the others.
     async fn begin(&self) -> Result<OriginSession, FetchFault> {
-        let Some(server) = self.server() else {
-            let text = "a device is called through a proxy: give --prox";
-            return Err(FetchFault::Final(TransferFailure::usage(text)));
+        let Some(proxies) = self.several_proxies() else {
+            let server = self.server().ok_or_else(|| {
+                let text = "a device is called through a proxy: give --prox";
+                FetchFault::Final(TransferFailure::usage(text))
+            })?;
+            return self.begin_at(&server).await;
         };
+        let asked = asked_servers(proxies, &self.links.borrow().clone());
+        let choice = choose_server(asked, PROXY_ANSWERS_WITHIN).await;
+        let nearest = choice.nearest.unwrap_or(0);
+        let others = (0..proxies.servers().len()).filter(|place| *place != nearest);
+        let mut failed = None;
+        for place in std::iter::once(nearest).chain(others) {
+            let proxy = &proxies.servers()[place];
+            self.use_proxy(proxy);
+            match self.begin_at(proxy).await {
+                Err(fault @ (FetchFault::Final(_) | FetchFault::Origin { .. })) => {
+                    failed.get_or_insert(fault);
+                }
+                begun => return begun,
+            }
+        }
+        Err(failed.expect("a list has one proxy at least"))
+    }
+
+    /// Whether the session's proxy is silent while another one answers.
+    async fn is_proxy_silent(&self, session: &OriginSession) -> bool {
+        let (OriginSession::ThroughProxy(device, peer), Some(proxies)) =
+            (session, self.several_proxies())
+        else {
+            return false;
+        };
+        let mut paths = device.paths().into_iter();
+        if peer.is_direct() || paths.any(|path| path.state == PathState::Active) {
+            return false;
+        }
+        let asked = asked_servers(proxies, &self.links.borrow().clone());
+        let choice = measure_servers(asked, PROXY_ANSWERS_WITHIN).await;
+        let own = self.server().map(|server| server.key);
+        let servers = proxies.servers().iter();
+        let is_there = servers
+            .zip(&choice.round_trips)
+            .any(|(server, trip)| Some(server.key) == own && trip.is_some());
+        choice.nearest.is_some() && !is_there
+    }
+
+    async fn begin_at(&self, server: &ServerAddress) -> Result<OriginSession, FetchFault> {
         let options = DeviceOptions {
             server: server.clone(),
             key: self.key.clone(),
@@ -179,16 +242,9 @@ impl D2tpOrigin {
         if let Some(log) = &self.log {
             device.log_to(log);
         }
-        if is_this_machine(&server.host) {
-            device.use_default_route().map_err(on_path)?;
-        } else {
-            device.follow_links(self.links.clone(), |link| match link.class.class {
-                CostClass::Free => LinkUse::Free,
-                _ => LinkUse::Off,
-            });
-        }
+        follow_free_links(&mut device, &server.host, self.links.clone()).map_err(on_path)?;
         let mut proxy_events = device.events();
-        let peer = match (&self.proxy, &self.whom) {
+        let peer = match (&self.proxies, &self.whom) {
             (None, _) => return Ok(OriginSession::Direct(device)),
             (Some(_), D2tpTarget::Address(origin)) => device.connect_origin(origin).await,
             (Some(_), D2tpTarget::Device(key)) => device.call(*key).await,
@@ -229,13 +285,13 @@ impl D2tpOrigin {
 
     /// The server of the device's own session, for users.
     fn server_text(&self) -> String {
-        let kind = if self.proxy.is_some() {
+        let kind = if self.proxies.is_some() {
             "proxy"
         } else {
             "server"
         };
         match self.server() {
-            Some(server) => format!("the {kind} {}", host_and_port(server)),
+            Some(server) => format!("the {kind} {}", host_and_port(&server)),
             None => format!("the {kind}"),
         }
     }
@@ -247,14 +303,41 @@ fn on_path(error: DriverError) -> FetchFault {
 
 /// Whether a host is this machine, which no link leads to.
 pub fn is_this_machine(host: &str) -> bool {
-    let ip: Option<IpAddr> = host.parse().ok();
-    host == "localhost" || ip.is_some_and(|ip| ip.is_loopback())
+    is_loopback_host(host)
+}
+
+/// Has a device follow the free links to a server, or the system's route where no link leads to it.
+///
+/// # Errors
+/// No socket could be bound.
+pub fn follow_free_links(
+    device: &mut Device,
+    host: &str,
+    links: watch::Receiver<Arc<Vec<Link>>>,
+) -> Result<(), DriverError> {
+    if is_by_system_route(host, &links.borrow()) {
+        device.use_default_route()?;
+    }
+    if !is_loopback_host(host) {
+        let host = host.to_owned();
+        let usage = |link: &Link| match link.class.class {
+            CostClass::Free => LinkUse::Free,
+            _ => LinkUse::Off,
+        };
+        device.follow_links_or_route(links, usage, move |links| is_by_system_route(&host, links));
+    }
+    Ok(())
 }
 
 impl Dial for D2tpOrigin {
     async fn dial(&self, _: &Url, _: &EgressLink) -> Result<Box<dyn ByteStream>, FetchFault> {
         let mut session = self.session.lock().await;
-        if session.as_ref().is_none_or(OriginSession::is_over) {
+        let is_lost = match session.as_ref() {
+            Some(session) => session.is_over() || self.is_proxy_silent(session).await,
+            None => true,
+        };
+        if is_lost {
+            *session = None;
             *session = Some(self.begin().await?);
         }
         let session = session.as_ref().expect("it was just begun");

@@ -1,5 +1,5 @@
-//! A limit on the rate at which downloads take bytes in (`--limit-rate`): a token bucket that several of them
-//! may share.
+//! A limit on the rate at which transfers take bytes in or send them (`--limit-rate`): a token bucket that several
+//! downloads may share. An upload's flow reads its file only while the limit allows it.
 //!
 //! ```text
 //!  bytes that came ──▶ taken from the allowance ── below zero: nobody reads until it has grown back
@@ -21,7 +21,10 @@ const BURST: Duration = Duration::from_millis(100); // a guess: less than people
 /// The least that a connection may hold unread. Less: each read waits for a round trip.
 const WINDOW_BYTES_MIN: u64 = 64 * 1024; // a guess: several packets
 
-/// A limit on the rate of one or more downloads.
+/// The least that an upload reads at once. Less: a packet for every few bytes.
+const PIECE_BYTES_MIN: u64 = 1_200;
+
+/// A limit on the rate of one or more transfers.
 #[derive(Debug)]
 pub struct RateLimiter {
     bytes_per_s: u64,
@@ -56,6 +59,12 @@ impl RateLimiter {
     /// The most bytes that a connection should hold unread with this limit: what it allows in a second.
     pub fn window(bytes_per_s: u64) -> u64 {
         bytes_per_s.max(WINDOW_BYTES_MIN)
+    }
+
+    /// The most bytes of an upload that are read at once: what the limit allows in the time of a burst.
+    pub fn piece_bytes_max(&self) -> usize {
+        let burst = (BURST.as_secs_f64() * self.bytes_per_s()) as u64;
+        usize::try_from(burst.max(PIECE_BYTES_MIN)).unwrap_or(usize::MAX)
     }
 
     fn bucket(&self) -> MutexGuard<'_, Bucket> {

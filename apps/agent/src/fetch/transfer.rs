@@ -110,7 +110,8 @@ pub async fn run_upload(
     let control = TransferControl::new(job, proxy.mode(), context, direction, observer, start);
     let body = Arc::new(body);
     let source = ProxySource::new(proxy, FlowSender::Device(body.clone()));
-    let mut transfer = TransferLoop::new(control, source, Upload::new(body));
+    let upload = Upload::new(body, control.rate_limiter.clone());
+    let mut transfer = TransferLoop::new(control, source, upload);
     let (outcome, _) = transfer.run().await;
     let TransferLoop {
         control, content, ..

@@ -13,6 +13,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -25,6 +26,7 @@ use sha2::{Digest, Sha256};
 use url::Url;
 
 use super::outcome::{TransferExit, TransferFailure};
+use super::rate_limiter::RateLimiter;
 use super::state_directory::state_directory;
 use super::upload_ticket::UploadTicket;
 pub use super::upload_ticket::new_token;
@@ -194,6 +196,31 @@ pub struct UploadSource {
     body: Arc<UploadBody>,
     head: Vec<u8>,
     begun: Mutex<UploadStart>,
+    limit: Option<SourceLimit>,
+}
+
+/// Ready when the limit lets bytes be read.
+type LimitWait = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// A limit on the rate at which a source is read.
+struct SourceLimit {
+    limiter: Arc<RateLimiter>,
+    /// The wait for the limit, while there is one.
+    waiting: Mutex<Option<LimitWait>>,
+}
+
+impl SourceLimit {
+    /// Ready when bytes may be read.
+    fn poll_ready(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let wait = waiting.get_or_insert_with(|| {
+            let limiter = self.limiter.clone();
+            Box::pin(async move { limiter.ready().await })
+        });
+        std::task::ready!(wait.as_mut().poll(cx));
+        *waiting = None;
+        Poll::Ready(())
+    }
 }
 
 /// The offset in the file at which the flow's body begins; none until the proxy has said it.
@@ -220,8 +247,18 @@ impl UploadSource {
                 from: (!asks).then_some(0),
                 waiting: None,
             }),
+            limit: None,
             body,
         }
+    }
+
+    /// Limits the rate at which the file is read.
+    pub fn limited(mut self, limiter: Option<Arc<RateLimiter>>) -> UploadSource {
+        self.limit = limiter.map(|limiter| SourceLimit {
+            limiter,
+            waiting: Mutex::default(),
+        });
+        self
     }
 
     /// Bytes before the first byte of the body.
@@ -286,7 +323,12 @@ impl SendSource for UploadSource {
             from
         };
         let at = from + (offset - head);
-        let want = body.length.saturating_sub(at).min(max as u64) as usize;
+        let mut want = body.length.saturating_sub(at).min(max as u64) as usize;
+        if let Some(limit) = self.limit.as_ref().filter(|_| want > 0) {
+            std::task::ready!(limit.poll_ready(cx));
+            want = want.min(limit.limiter.piece_bytes_max());
+            limit.limiter.take(want as u64);
+        }
         let mut piece = vec![0; want];
         if at + want as u64 >= body.length {
             body.hand_over();

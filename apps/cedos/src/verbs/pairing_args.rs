@@ -6,16 +6,17 @@ use std::time::Duration;
 
 use cedos_agent::fetch::deadline_text::parse_deadline;
 use cedos_agent::fetch::option_parsers;
-use cedos_agent::fetch::origin::is_this_machine;
+use cedos_agent::fetch::origin::follow_free_links;
 use cedos_agent::fetch::outcome::{TransferExit, TransferFailure};
 use cedos_agent::fetch::session_refusal::{host_and_port, session_refusal};
 use cedos_agent::order::Deadline;
 use cedos_terminal::{print_stderr, print_stdout};
 use clap::Args;
 use d2tp_driver::{
-    Device, DeviceOptions, EndpointConfig, LinkUse, PathState, SecretKey, ServerAddress, ServerList,
+    Device, DeviceOptions, EndpointConfig, PathState, SecretKey, ServerAddress, ServerList,
+    asked_servers, measure_servers,
 };
-use d2tp_links::{CostClass, LinkMonitor};
+use d2tp_links::LinkMonitor;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{sleep, timeout};
 
@@ -29,6 +30,9 @@ const WITHIN_DEFAULT: Duration = Duration::from_secs(6 * 3600); // as that of `c
 
 /// How long the proxy may be silent before people are told.
 const SILENT_AFTER: Duration = Duration::from_secs(4); // as in transfers: five tries on a fast link
+
+/// How long answers of proxies are awaited where there are several.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(1); // as for downloads
 
 /// How two devices come together.
 #[derive(Debug, Clone, Args)]
@@ -63,8 +67,6 @@ pub struct PairingSession {
     proxy: String,
     /// The networks of this device.
     pub monitor: LinkMonitor,
-    /// The address of the proxy.
-    pub server: ServerAddress,
 }
 
 impl PairingArgs {
@@ -83,12 +85,12 @@ impl PairingArgs {
         Ok(deadline.due().time_left())
     }
 
-    /// Begins a session with the proxy at which both devices meet.
+    /// The proxies at which the other device may be: those that answer, in the order of the list, so that two devices
+    /// with one list meet at the same one. If none answers, the first.
     ///
     /// # Errors
-    /// No proxy is named, or it has no address.
-    pub async fn connect(&self) -> Result<PairingSession, TransferFailure> {
-        let failed = |error: anyhow::Error| TransferFailure::error(format!("{error:#}"));
+    /// No proxy is named, or one has no address.
+    pub async fn meeting_places(&self) -> Result<Vec<ServerAddress>, TransferFailure> {
         let address = self
             .proxy
             .address()
@@ -100,8 +102,31 @@ impl PairingArgs {
         let proxies: ServerList = address
             .parse()
             .map_err(|error| TransferFailure::usage(format!("--prox {address}: {error}")))?;
-        // Both devices must come to the same one.
-        let server = proxies.first().clone();
+        let servers = proxies.servers().to_vec();
+        if servers.len() == 1 {
+            return Ok(servers);
+        }
+        let monitor = watch_links(&[]).await?;
+        let links = monitor.subscribe().borrow().clone();
+        let asked = asked_servers(&proxies, &links);
+        let round_trips = measure_servers(asked, ANSWERS_WITHIN).await.round_trips;
+        let answers = |place: usize| round_trips.get(place).copied().flatten().is_some();
+        let mut places: Vec<ServerAddress> = (0..servers.len())
+            .filter(|place| answers(*place))
+            .map(|place| servers[place].clone())
+            .collect();
+        if places.is_empty() {
+            places.extend(servers.into_iter().next());
+        }
+        Ok(places)
+    }
+
+    /// Begins a session with the proxy at which both devices meet.
+    ///
+    /// # Errors
+    /// The device has no key, or the proxy no address.
+    pub async fn connect(&self, server: &ServerAddress) -> Result<PairingSession, TransferFailure> {
+        let failed = |error: anyhow::Error| TransferFailure::error(format!("{error:#}"));
         let key = key::load_device_key(self.key.as_deref()).map_err(failed)?;
         let monitor = watch_links(&[]).await?;
         let options = DeviceOptions {
@@ -112,22 +137,13 @@ impl PairingArgs {
         let mut device = Device::new(options)
             .await
             .map_err(|error| failed(error.into()))?;
-        if is_this_machine(&server.host) {
-            device
-                .use_default_route()
-                .map_err(|error| failed(error.into()))?;
-        } else {
-            device.follow_links(monitor.subscribe(), |link| match link.class.class {
-                CostClass::Free => LinkUse::Free,
-                _ => LinkUse::Off,
-            });
-        }
+        follow_free_links(&mut device, &server.host, monitor.subscribe())
+            .map_err(|error| failed(error.into()))?;
         Ok(PairingSession {
             device,
             key,
-            proxy: format!("the proxy {}", host_and_port(&server)),
+            proxy: format!("the proxy {}", host_and_port(server)),
             monitor,
-            server,
         })
     }
 }

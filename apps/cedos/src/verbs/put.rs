@@ -3,17 +3,22 @@
 use cedos_terminal::print_stderr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::Args;
 use tokio::sync::watch;
 use url::Url;
 
+use crate::help::COST_AND_TIME;
+
 use super::credentials::{CredentialArgs, hide_passwords};
 use super::device_links::watch_links;
+use super::get::parse_rate;
 use super::handover;
 use super::transfer_args::{TransferArgs, stop_on_signal};
 use cedos_agent::fetch::measured_rates::MeasuredRates;
 use cedos_agent::fetch::outcome::TransferFailure;
+use cedos_agent::fetch::rate_limiter::RateLimiter;
 use cedos_agent::fetch::transfer::TransferContext;
 use cedos_agent::order::{TransferOrder, TransferVerb};
 use cedos_agent::prepared_transfer::{PreparedTransfer, TransportPurpose};
@@ -44,6 +49,10 @@ pub struct PutArgs {
     /// Media type of the file [default: application/octet-stream]
     #[arg(long, value_name = "TYPE", value_parser = parse_type)]
     content_type: Option<String>,
+
+    /// Send at most this many bytes per second: 500k, 2M
+    #[arg(long, value_name = "RATE", value_parser = parse_rate, help_heading = COST_AND_TIME)]
+    limit_rate: Option<u64>,
 
     #[command(flatten)]
     credentials: CredentialArgs,
@@ -105,7 +114,10 @@ async fn start(mut args: PutArgs) -> handover::FollowResult {
         .await;
     let scheduler = args.how.scheduler();
     let rates = MeasuredRates::restore(&scheduler, &links.borrow());
-    let setting = TransferContext::standalone(links, stopped, scheduler.clone());
+    let setting = TransferContext {
+        rate_limiter: args.limit_rate.map(|rate| Arc::new(RateLimiter::new(rate))),
+        ..TransferContext::standalone(links, stopped, scheduler.clone())
+    };
     let exit = transport
         .run(&prepared.job, upload_body, setting, observer.as_mut())
         .await;
@@ -120,6 +132,7 @@ impl PutArgs {
         self.how.apply_to(&mut order)?;
         order.file = Some(self.file.clone());
         order.post = self.post;
+        order.limit_rate = self.limit_rate;
         order.content_type.clone_from(&self.content_type);
         Ok(order)
     }

@@ -10,7 +10,7 @@ use cedos_agent::fetch::report::human_bytes;
 use cedos_terminal::print_stderr;
 use cedos_text::RemoteText;
 use clap::{Args, Parser};
-use d2tp_driver::{EndpointConfig, PublicKey, ServerAddress};
+use d2tp_driver::{EndpointConfig, PublicKey, ServerAddress, ServerList};
 use url::Url;
 
 use super::get::{self, GetArgs};
@@ -67,14 +67,25 @@ async fn receive(args: ReceiveArgs) -> Result<TransferExit, TransferFailure> {
         .parse()
         .map_err(TransferFailure::usage)?;
     let left = args.how.time_left()?;
-    let session = args.how.connect().await?;
+    let mut places = args.how.meeting_places().await?;
+    let mut session = args.how.connect(&places[0]).await?;
     let kept = AcceptedOffer::of(&code)
         .inspect_err(|error| tracing::warn!(%error, "the code will not resume the transfer"))
         .ok();
+    let mut tried = 0;
     let offer = match kept.as_ref().and_then(AcceptedOffer::read) {
         Some(offer) => offer,
         None => {
-            let offer = first_offer(&session, &code, left).await?;
+            let offer = loop {
+                match first_offer(&session, &code, left).await? {
+                    Ok(offer) => break offer,
+                    // The sender may have come to another one.
+                    Err(PairingError::NobodyWaits) if tried + 1 < places.len() => tried += 1,
+                    Err(error) => return Err(not_met(&session, &error)),
+                }
+                session.device.close().await;
+                session = args.how.connect(&places[tried]).await?;
+            };
             if let Some(Err(error)) = kept.as_ref().map(|kept| kept.write(&offer)) {
                 tracing::warn!(%error, "the code will not resume the transfer");
             }
@@ -82,14 +93,17 @@ async fn receive(args: ReceiveArgs) -> Result<TransferExit, TransferFailure> {
         }
     };
     let url = url_of(&offer).map_err(|error| session.failure(&error, ""))?;
-    let (key, monitor, server) = (session.key.clone(), session.monitor, session.server);
+    // The sender listens at the proxy at which it was met; an offer that was kept does not say at which.
+    places.swap(0, tried);
+    let proxies = proxy_list(places)?;
+    let (key, monitor) = (session.key.clone(), session.monitor);
     session.device.close().await;
     if !args.how.json {
         let name = RemoteText::new(&offer.name);
         print_stderr(&format!("Receiving {name} ({})", human_bytes(offer.bytes)));
     }
     let to_resume = "To resume, run the same command while `cedos send` still runs there";
-    let fetched = match download_line(&args, &server, &url, &offer) {
+    let fetched = match download_line(&args, &proxies, &url, &offer) {
         Ok(line) => get::fetch(line.get).await,
         Err(failure) => Err(failure),
     };
@@ -120,29 +134,32 @@ async fn receive(args: ReceiveArgs) -> Result<TransferExit, TransferFailure> {
     let whom = D2tpTarget::of(&done).map_err(TransferFailure::error)?.0;
     let links = monitor.subscribe();
     let config = EndpointConfig::default();
-    let sender = D2tpOrigin::new(whom, Some(server), key, config, links, None);
+    let sender = D2tpOrigin::new(whom, Some(proxies), key, config, links, None);
     sender.is_available(&done).await;
     Ok(exit)
 }
 
-/// Meets the sender for the first time. Returns what it offers.
+/// Meets the sender for the first time. Returns what it offers, or why it was not met.
 async fn first_offer(
     session: &PairingSession,
     code: &TransferCode,
     left: Duration,
-) -> Result<FileOffer, TransferFailure> {
+) -> Result<Result<FileOffer, PairingError>, TransferFailure> {
     let nobody = "the other device did not answer";
     let met = session.until_deadline(left, nobody, meet(session, code));
-    met.await?.map_err(|error| {
-        let again = "The code is spent: run `cedos send` there again for a new one";
-        match error {
-            PairingError::NobodyWaits => TransferFailure::error(format!(
-                "{error}: it was used already, or `cedos send` has ended there, or one device uses another \
-                 proxy. Run `cedos send` again for a new code"
-            )),
-            error => session.failure(&error, again),
-        }
-    })
+    met.await
+}
+
+/// What it means for people that the sender was not met.
+fn not_met(session: &PairingSession, error: &PairingError) -> TransferFailure {
+    let again = "The code is spent: run `cedos send` there again for a new one";
+    match error {
+        PairingError::NobodyWaits => TransferFailure::error(format!(
+            "{error}: it was used already, or `cedos send` has ended there, or one device uses another \
+             proxy. Run `cedos send` again for a new code"
+        )),
+        error => session.failure(error, again),
+    }
 }
 
 /// Meets the sender in the code's mailbox. Returns what it offers.
@@ -169,10 +186,17 @@ fn url_of(offer: &FileOffer) -> Result<Url, PairingError> {
         .map_err(|_| PairingError::OtherVersion)
 }
 
+/// The proxies as a list.
+fn proxy_list(places: Vec<ServerAddress>) -> Result<ServerList, TransferFailure> {
+    let text: Vec<String> = places.iter().map(ServerAddress::to_string).collect();
+    let list = text.join(" ").parse();
+    list.map_err(|error: d2tp_driver::ServerListError| TransferFailure::error(error.to_string()))
+}
+
 /// The download, with what was said here.
 fn download_line(
     args: &ReceiveArgs,
-    proxy: &ServerAddress,
+    proxies: &ServerList,
     url: &Url,
     offer: &FileOffer,
 ) -> Result<DownloadLine, TransferFailure> {
@@ -189,7 +213,7 @@ fn download_line(
             format!("{}s", left.as_secs().max(1)).into(),
         ]),
     }
-    line.extend(["--prox".into(), proxy.to_string().into()]);
+    line.extend(["--prox".into(), proxies.to_string().into()]);
     if let Some(key) = &args.how.key {
         line.extend(["--key".into(), key.into()]);
     }

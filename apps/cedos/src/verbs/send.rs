@@ -54,7 +54,8 @@ async fn send(args: SendArgs) -> Result<(), TransferFailure> {
     let begun = Instant::now();
     let name = name_of(&args.file)?;
     args.how.time_left()?;
-    let session = args.how.connect().await?;
+    let places = args.how.meeting_places().await?;
+    let session = args.how.connect(&places[0]).await?;
     let progress = DigestProgress::new(std::io::stderr().is_terminal(), args.how.json);
     let path = args.file.clone();
     let digested = tokio::task::spawn_blocking(move || digest(&path, progress)).await;

@@ -5,18 +5,22 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, anyhow};
+use cedos_agent::fetch::origin::follow_free_links;
 use cedos_agent::fetch::session_refusal::{host_and_port, session_refusal};
 use cedos_agent::settings::UserSettings;
 use cedos_prox::parse_key;
 use clap::Args;
 use d2tp_driver::{
-    Admission, Device, DeviceOptions, EndpointConfig, Flow, LinkUse, MemoryPool, PublicKey, Server,
+    Admission, Device, DeviceOptions, EndpointConfig, MemoryPool, PublicKey, SecretKey, Server,
     ServerAddress, ServerList, ServerOptions,
 };
-use d2tp_links::CostClass;
+use d2tp_links::Link;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
 
 use super::device_links::watch_links;
 use super::key;
@@ -35,7 +39,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "ADDR", conflicts_with = "prox")]
     listen: Option<SocketAddr>,
     /// Be reachable through this proxy; packets go directly where possible: a name in the settings, or
-    /// d2tp://host:port/KEY [default: $CEDOS_PROX, or the settings' proxy.default]
+    /// d2tp://host:port/KEY; through each of several [default: $CEDOS_PROX, or the settings' proxy.default]
     // No `env`: with --listen it would be a conflict.
     #[arg(long, value_name = "PROXY")]
     prox: Option<String>,
@@ -102,84 +106,164 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
     // From now on: Ctrl-C right after the address is printed ends it cleanly, too.
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for Ctrl-C")?;
-    let serve = |flow: Flow| tokio::spawn(answer(flow, files.clone()));
     let is_alone = args.no_prox || args.listen.is_some();
-    let proxy = UserSettings::load(None)?.proxy(args.prox.as_slice(), is_alone)?;
-    let proxy = proxy.map(|text| text.parse::<ServerList>()).transpose()?;
-    // Those who fetch from here call at one proxy: the preferred one.
-    let Some(server) = proxy.map(|proxies| proxies.first().clone()) else {
-        let default = || LISTEN_DEFAULT.parse().expect("an address");
-        let listen = args.listen.unwrap_or_else(default);
-        config.memory = MemoryPool::new(SESSION_MEMORY_BYTES_MAX);
-        let server = Server::bind(ServerOptions {
-            listen,
-            key,
-            admission,
-            config,
-        })?;
-        let local = server.local_addr();
-        let address = ServerAddress {
-            host: host_for_devices(local).await.to_string(),
-            port: local.port(),
-            key: server.public_key(),
-            stream: None,
-            nodes: Default::default(),
-        };
-        print_stdout(&format!("{address}/"));
-        stdout_result()?;
-        loop {
-            tokio::select! {
-                flow = server.accept() => match flow {
-                    Some(flow) => drop(serve(flow)),
-                    None => return Ok(()),
-                },
-                _ = terminate.recv() => break,
-                _ = interrupt.recv() => break,
+    let proxies = UserSettings::load(None)?.proxy(args.prox.as_slice(), is_alone)?;
+    let proxies = proxies.map(|text| text.parse::<ServerList>()).transpose()?;
+    let leaving = watch::Sender::new(false);
+    let serving = async {
+        match proxies {
+            Some(proxies) => {
+                let device = ListeningDevice {
+                    key,
+                    config,
+                    admission,
+                    files,
+                    leaving: leaving.subscribe(),
+                };
+                device.serve_at_all(&proxies).await
+            }
+            None => {
+                let default = || LISTEN_DEFAULT.parse().expect("an address");
+                let listen = args.listen.unwrap_or_else(default);
+                config.memory = MemoryPool::new(SESSION_MEMORY_BYTES_MAX);
+                let options = ServerOptions {
+                    listen,
+                    key,
+                    admission,
+                    config,
+                };
+                serve_alone(options, files, leaving.subscribe()).await
             }
         }
-        server.close().await;
-        return Ok(());
     };
-    let public = key.public();
-    let proxy = format!("the proxy {}", host_and_port(&server));
-    let here = cedos_agent::fetch::origin::is_this_machine(&server.host);
-    let mut device = Device::new(DeviceOptions {
-        server,
-        key,
-        config,
-    })
-    .await?;
-    let monitor = watch_links(&[]).await;
-    let monitor = monitor.map_err(|failure| anyhow!(failure.text))?;
-    if here {
-        device.use_default_route()?;
-    } else {
-        device.follow_links(monitor.subscribe(), |link| match link.class.class {
-            CostClass::Free => LinkUse::Free,
-            _ => LinkUse::Off,
-        });
-    }
-    let listener = match device.listen(admission).await {
-        Ok(listener) => listener,
-        Err(error) => {
-            let refused = device.ended();
-            let refused = refused.and_then(|end| session_refusal(&end, &proxy, &public));
-            return Err(refused.map_or_else(|| error.into(), |failure| anyhow!(failure.text)));
+    let told = async {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
         }
+        leaving.send_replace(true);
+        std::future::pending::<()>().await;
     };
-    print_stdout(&format!("d2tp://{public}/"));
+    tokio::select! {
+        served = serving => served,
+        () = told => unreachable!("it never ends"),
+    }
+}
+
+/// Completes when the program is to end.
+async fn told_to_leave(leaving: &mut watch::Receiver<bool>) {
+    let _ = leaving.wait_for(|leaves| *leaves).await;
+}
+
+/// Serves as a server at an address of this machine.
+async fn serve_alone(
+    options: ServerOptions,
+    files: Arc<FileService>,
+    mut leaving: watch::Receiver<bool>,
+) -> anyhow::Result<()> {
+    let server = Server::bind(options)?;
+    let local = server.local_addr();
+    let address = ServerAddress {
+        host: host_for_devices(local).await.to_string(),
+        port: local.port(),
+        key: server.public_key(),
+        stream: None,
+        nodes: Default::default(),
+    };
+    print_stdout(&format!("{address}/"));
     stdout_result()?;
     loop {
         tokio::select! {
-            flow = listener.accept() => match flow {
-                Some(flow) => drop(serve(flow)),
+            flow = server.accept() => match flow {
+                Some(flow) => drop(tokio::spawn(answer(flow, files.clone()))),
                 None => return Ok(()),
             },
-            _ = terminate.recv() => break,
-            _ = interrupt.recv() => break,
+            () = told_to_leave(&mut leaving) => break,
         }
     }
-    drop(listener);
-    device.close().await;
+    server.close().await;
     Ok(())
+}
+
+/// A device that listens at proxies.
+#[derive(Clone)]
+struct ListeningDevice {
+    key: SecretKey,
+    config: EndpointConfig,
+    admission: Admission,
+    files: Arc<FileService>,
+    leaving: watch::Receiver<bool>,
+}
+
+impl ListeningDevice {
+    /// Listens at every proxy of the list, so that those who fetch may use any of them. It ends when the last session
+    /// does; one that cannot begin is an error if there is no other.
+    async fn serve_at_all(&self, proxies: &ServerList) -> anyhow::Result<()> {
+        let monitor = watch_links(&[]).await;
+        let monitor = monitor.map_err(|failure| anyhow!(failure.text))?;
+        let printed = Arc::new(AtomicBool::new(false));
+        let mut sessions = JoinSet::new();
+        for proxy in proxies.servers().iter().cloned() {
+            let (device, links, printed) = (self.clone(), monitor.subscribe(), printed.clone());
+            sessions.spawn(async move { device.serve_at(proxy, links, &printed).await });
+        }
+        while let Some(ended) = sessions.join_next().await {
+            let ended = ended.context("a task of a session")?;
+            match ended {
+                ended if sessions.is_empty() && !printed.load(Ordering::Relaxed) => return ended,
+                Err(error) if sessions.is_empty() => return Err(error),
+                Err(error) => {
+                    tracing::warn!("{error:#}. Devices reach this one through the others")
+                }
+                Ok(()) => {}
+            }
+        }
+        Ok(())
+    }
+
+    async fn serve_at(
+        mut self,
+        server: ServerAddress,
+        links: watch::Receiver<Arc<Vec<Link>>>,
+        printed: &AtomicBool,
+    ) -> anyhow::Result<()> {
+        let public = self.key.public();
+        let proxy = format!("the proxy {}", host_and_port(&server));
+        let host = server.host.clone();
+        let mut device = Device::new(DeviceOptions {
+            server,
+            key: self.key,
+            config: self.config,
+        })
+        .await?;
+        follow_free_links(&mut device, &host, links)?;
+        let listener = tokio::select! {
+            listener = device.listen(self.admission) => listener,
+            () = told_to_leave(&mut self.leaving) => return Ok(()),
+        };
+        let listener = match listener {
+            Ok(listener) => listener,
+            Err(error) => {
+                let refused = device.ended();
+                let refused = refused.and_then(|end| session_refusal(&end, &proxy, &public));
+                return Err(refused.map_or_else(|| error.into(), |failure| anyhow!(failure.text)));
+            }
+        };
+        if !printed.swap(true, Ordering::Relaxed) {
+            print_stdout(&format!("d2tp://{public}/"));
+            stdout_result()?;
+        }
+        loop {
+            tokio::select! {
+                flow = listener.accept() => match flow {
+                    Some(flow) => drop(tokio::spawn(answer(flow, self.files.clone()))),
+                    None => return Ok(()),
+                },
+                () = told_to_leave(&mut self.leaving) => break,
+            }
+        }
+        drop(listener);
+        device.close().await;
+        Ok(())
+    }
 }

@@ -62,6 +62,32 @@ async fn a_file_reaches_its_origin_and_the_answer_comes_back() {
 }
 
 #[tokio::test]
+async fn a_limit_on_the_rate_holds_an_upload_back_with_an_agent_and_without() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let proxy = ProxyProcess::start(folder.path(), "127.0.0.1:0", &[]).await;
+    let agent = AgentProcess::start(folder.path()).await;
+    std::fs::write(folder.path().join("file"), [7; 180_000]).expect("written");
+    for socket in [Path::new("none"), &*agent.socket] {
+        let url = origin(|_, _, body| {
+            let word = if body == [7; 180_000] { "same" } else { "else" };
+            format!("HTTP/1.1 201 Created\r\nContent-Length: 4\r\n\r\n{word}")
+        })
+        .await;
+        let begun = Instant::now();
+        let arguments = ["put", "file", &url, "--json", "--limit-rate", "60k"];
+        let proxy = ["--prox", &proxy.address];
+        let mut command = cedos(folder.path(), &[&arguments[..], &proxy].concat());
+        command.env("CEDOS_AGENT", socket);
+        let ran = ended(command.spawn().expect("start cedos")).await;
+        assert_eq!(ran.code, 0, "{ran:?}");
+        assert_eq!(ran.last()["answer"], "same", "{ran:?}");
+        let took = begun.elapsed();
+        // 180 kB at 60 kB/s, less a burst.
+        assert!(took >= Duration::from_millis(2_800), "{took:?}");
+    }
+}
+
+#[tokio::test]
 async fn an_upload_that_arrived_is_delivered_in_the_proxys_log() {
     let folder = tempfile::tempdir().expect("a folder");
     let key = device_key(folder.path()).await;

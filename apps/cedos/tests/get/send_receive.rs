@@ -233,3 +233,30 @@ async fn a_proxy_that_lets_nobody_in_is_named() {
         .ends_with(1, "does not let this device in");
     child.kill().await.expect("it runs");
 }
+
+#[tokio::test]
+async fn two_devices_meet_at_a_proxy_that_answers_whatever_the_order_of_their_lists() {
+    let place = tempfile::tempdir().expect("a directory");
+    let [here, there] = ["here", "there"].map(|name| place.path().join(name));
+    std::fs::create_dir_all(&here).unwrap();
+    std::fs::create_dir_all(&there).unwrap();
+    std::fs::write(here.join("report.pdf"), content()).unwrap();
+    let mut proxies = Vec::new();
+    for _ in 0..3 {
+        // A running proxy has read its key: the next one makes another.
+        let _ = std::fs::remove_file(place.path().join("prox.key"));
+        let any = &["--allow-any-client"];
+        proxies.push(ProxyProcess::start(place.path(), "127.0.0.1:0", any).await);
+    }
+    proxies[0].child.kill().await.expect("it runs");
+    let [dead, one, two] = [0, 1, 2].map(|n| proxies[n].address.clone());
+    let (mine, yours) = (format!("{dead} {one} {two}"), format!("{two} {one} {dead}"));
+    proxies[0].address = mine;
+    let sender = Sender::start(&here, &proxies[0], &[]).await;
+    proxies[0].address = yours;
+    let got = receive(&there, &proxies[0], &sender.code, &["--within", "1h"]).await;
+    assert_eq!(got.code, 0, "{got:?}");
+    assert_eq!(std::fs::read(there.join("report.pdf")).unwrap(), content());
+    let (exit, errors, _) = sender.end().await;
+    assert_eq!(exit, 0, "{errors}");
+}

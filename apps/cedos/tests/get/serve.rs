@@ -140,3 +140,35 @@ async fn an_origin_that_says_it_speaks_d2tp_is_asked_that_way_next_time_if_it_is
         assert!(asked() > twice, "{mode}: as before, when it is gone");
     }
 }
+
+#[tokio::test]
+async fn a_device_is_reached_through_each_of_its_proxies_and_one_that_is_dead_is_left_out() {
+    let place = tempfile::tempdir().unwrap();
+    let at = |name: &str| place.path().join(name);
+    std::fs::create_dir_all(at("files")).unwrap();
+    std::fs::write(at("files/a.bin"), bytes()).unwrap();
+    let files = at("files").display().to_string();
+    let proxy = [
+        "prox",
+        "--listen",
+        "127.0.0.1:0",
+        "--allow-any-client",
+        "--allow-private",
+    ];
+    let (mut first, one) = started(&at("one"), &proxy).await;
+    let (_second, two) = started(&at("two"), &proxy).await;
+    let both = format!("{one} {two}");
+    let serve = ["serve", &files, "--prox", &both, "--allow-any-client"];
+    let (_device, device) = started(&at("device"), &serve).await;
+    let url = format!("{device}a.bin");
+    for (n, by) in [&one, &two, &both].into_iter().enumerate() {
+        if n == 2 {
+            first.kill().await.unwrap();
+        }
+        let home = at(&format!("home{n}"));
+        std::fs::create_dir_all(&home).unwrap();
+        let got = run(&home, &["get", &url, "--json", "--prox", by]).await;
+        assert_eq!(got.code, 0, "{url} by {by}: {}", got.errors);
+        assert_eq!(std::fs::read(home.join("a.bin")).unwrap(), bytes(), "{by}");
+    }
+}

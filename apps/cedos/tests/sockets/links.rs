@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::support::C;
 use crate::told::{Program, udp_sockets};
 use cedos_lab_rig::namespace::{
-    BlockedUdp, cell_on, in_namespace, origin_namespace, received, wifi_off, wifi_on,
+    BlockedUdp, cell_on, in_namespace, origin_namespace, received, sh, wifi_off, wifi_on,
 };
 use cedos_lab_rig::origin::{OriginReply, OriginRequest, ReplyEnd, ScriptedOrigin, object, proper};
 use cedos_lab_rig::program::{AgentProcess, ProxyProcess, ended, pid_of};
@@ -362,5 +362,40 @@ fn a_program_with_the_settings_alone_reaches_the_default_proxys_streams_without_
         assert!(program.ask("ask").await.starts_with("ask "));
         assert_eq!(program.ask("read 3000000").await, "read 3000000");
         program.leave().await;
+    });
+}
+
+#[test]
+fn a_session_that_began_by_the_systems_route_keeps_to_the_links_that_come_up() {
+    in_namespace(this_test!(), || async {
+        let home = tempfile::tempdir().expect("a directory");
+        let place = home.path().to_owned();
+        let to = origin_namespace(|| origin_and_proxy(place));
+        // The system knows where the proxy is before any link has a default route.
+        sh("ip link set wlan0 up
+            ip addr add 198.51.100.7/24 dev wlan0
+            ip route add 192.0.2.1 via 198.51.100.1 dev wlan0");
+        let told = C::with_d2tp("told.c");
+        let url = url::Url::parse(&to.0.url("/a")).expect("a URL");
+        let port = url.port().expect("a port").to_string();
+        let arguments = ["192.0.2.1", &port, "policy=0"];
+        let (proxy, nobody) = (&to.1.address, Path::new("none"));
+        let mut program = Program::start(&told, home.path(), proxy, nobody, &arguments);
+        assert_eq!(program.hear().await, "policy 0");
+        assert_eq!(program.hear().await, "connect 0");
+        assert!(program.ask("ask").await.starts_with("ask "));
+        assert_eq!(program.ask("read 100000").await, "read 100000");
+        sh("ip route add default via 198.51.100.1 dev wlan0 metric 600");
+        cell_on();
+        assert_eq!(program.ask("read 1000000").await, "read 1000000");
+        wifi_off();
+        program.tell("read 10000000").await;
+        let leaked = on_cell(4).await;
+        assert!(
+            leaked < CONTROL_BYTES_MAX,
+            "{leaked} bytes on wwan0 for a socket that may not pay"
+        );
+        wifi_on("198.51.100.99");
+        assert_eq!(program.hear().await, "read 10000000");
     });
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::support::C;
 use crate::told::{Program, udp_sockets};
 use cedos_lab_rig::PATIENCE;
-use cedos_lab_rig::program::{AgentProcess, ProxyProcess, pid_of, stop};
+use cedos_lab_rig::program::{AgentProcess, ProxyProcess, device_key, pid_of, stop};
 use cedos_lab_rig::wait::until;
 use nix::sys::signal::{Signal, kill};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -643,4 +643,77 @@ async fn what_a_program_left_is_closed_at_an_origin_that_says_nothing() {
         // This end stays open, as one that does not look does.
         until("D2Prox lets it go", || !held(&there)).await;
     }
+}
+
+/// A D2Prox with a key of its own, which admits `client`.
+async fn another_proxy(home: &Path, client: &str) -> ProxyProcess {
+    // A running proxy has read its key: the next one makes another.
+    let _ = std::fs::remove_file(home.join("prox.key"));
+    ProxyProcess::start_for(client, home, "127.0.0.1:0", &[]).await
+}
+
+impl Device {
+    /// A program that uses these proxies.
+    fn program_by(&self, proxies: &[&ProxyProcess], socket: &Path) -> Program {
+        let addresses: Vec<&str> = proxies.iter().map(|proxy| &*proxy.address).collect();
+        let port = self.origin.local_addr().expect("an address").port();
+        let arguments = ["127.0.0.1", &port.to_string()];
+        let home = self.home.path();
+        Program::start(
+            &self.program,
+            home,
+            &addresses.join(" "),
+            socket,
+            &arguments,
+        )
+    }
+}
+
+#[tokio::test]
+async fn of_several_proxies_one_is_used_that_answers_and_lets_the_device_in() {
+    let device = Device::new().await;
+    let home = device.home.path();
+    let stranger = tempfile::tempdir().expect("a directory");
+    let refusing = another_proxy(home, &device_key(stranger.path()).await).await;
+    let mut dead = another_proxy(home, &device_key(home).await).await;
+    dead.child.kill().await.expect("it runs");
+    for socket in [Path::new("none"), &*device.agent.socket] {
+        let list = [&dead, &refusing, &device.proxy];
+        let mut program = device.program_by(&list, socket);
+        let mut there = device.accept().await;
+        assert_eq!(program.hear().await, "connect 0", "{}", socket.display());
+        there.write_all(b"hello").await.expect("it is taken");
+        assert_eq!(program.ask("read 5").await, "read 5");
+        program.leave().await;
+    }
+    let mut program = device.program_by(&[&refusing], Path::new("none"));
+    let refused = program.hear().await;
+    assert!(refused.contains("does not allow this device"), "{refused}");
+}
+
+#[tokio::test]
+async fn connections_end_with_a_proxy_that_falls_silent_and_new_ones_go_through_another() {
+    let device = Device::new().await;
+    let second = another_proxy(device.home.path(), &device_key(device.home.path()).await).await;
+    let list = [&device.proxy, &second];
+    let mut program = device.program_by(&list, &device.agent.socket);
+    let _there = device.accept().await;
+    assert_eq!(program.hear().await, "connect 0");
+    device.signal_proxy(Signal::SIGSTOP);
+    // The silence lasts for 30 s before the connection is given up.
+    let broken = program.ask("read 1").await;
+    assert!(
+        broken.starts_with("read ECONNRESET: the proxy "),
+        "{broken}"
+    );
+    assert!(
+        broken.contains("does not answer; new connections go through"),
+        "{broken}"
+    );
+    let mut other = device.program_by(&list, &device.agent.socket);
+    let mut there = device.accept().await;
+    assert_eq!(other.hear().await, "connect 0");
+    there.write_all(b"hello").await.expect("it is taken");
+    assert_eq!(other.ask("read 5").await, "read 5");
+    device.signal_proxy(Signal::SIGCONT);
 }

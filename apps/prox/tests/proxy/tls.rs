@@ -63,6 +63,9 @@ async fn what_was_seen(
         host.or(authority).unwrap_or("?"),
         request.uri().path_and_query().unwrap()
     );
+    if request.uri().path() == "/never" {
+        std::future::pending::<()>().await;
+    }
     let mut response = http::Response::new(Full::new(Bytes::from(text)));
     if request.uri().path() == "/down" {
         *response.status_mut() = http::StatusCode::FOUND;
@@ -89,6 +92,37 @@ async fn http2_is_spoken_where_offered_and_http1_where_not() {
         assert_eq!(String::from_utf8(answer.body.clone()).unwrap(), expected);
         assert_eq!(answer.header("via"), via);
         assert_eq!(answer.header("content-length"), expected.len().to_string());
+    }
+}
+
+#[tokio::test]
+async fn the_window_of_an_http2_connection_is_charged_and_a_client_with_little_room_gets_a_small_one()
+ {
+    let authority = TestAuthority::new();
+    let dir = tempfile::tempdir().unwrap();
+    let address = origin(&authority, &[b"h2"]).await;
+    let url = |path: &str| format!("https://localhost:{}/{path}", address.port());
+    let ca = dir.path().join("ca.pem");
+    std::fs::write(&ca, &authority.pem).unwrap();
+    let whole = 1 << 20;
+    for (share, window) in [(16 << 20, whole..2 * whole), (400 << 10, 64 << 10..whole)] {
+        let prox = Prox::new(ProxConfig {
+            session_memory_bytes_max: 5 * share,
+            ca_file: Some(ca.clone()),
+            native_roots: false,
+            ..config()
+        })
+        .unwrap();
+        let answer = ask(&prox, get(&url("a"), "")).await.whole();
+        assert_eq!(answer.status, 200);
+        let (serving, mut device) = start(&prox, CLIENT);
+        device.send(get(&url("never"), "")).await;
+        // The head of the response and TLS count besides.
+        until(|| prox.session_memory().used() > window.start + (96 << 10)).await;
+        assert!(prox.session_memory().used() < window.end);
+        device.crash();
+        ended(serving).await;
+        assert_eq!(prox.session_memory().used(), 0);
     }
 }
 

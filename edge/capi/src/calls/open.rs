@@ -13,7 +13,7 @@ use crate::agent_client;
 use crate::agent_delegation::{self, ReopenedConnection};
 use crate::agent_message::ReopenOptions;
 use crate::connect;
-use crate::connect_call::{ConnectCall, server_of};
+use crate::connect_call::{ConnectCall, servers_of};
 use crate::connection_status::ConnectionStatus;
 use crate::datagrams::{self, ProgramDatagrams};
 use crate::engine;
@@ -347,7 +347,7 @@ pub unsafe extern "C" fn d2tp_connect(
         }
         table::change(cookie, |socket| socket.cause = None);
         // Permanent errors are reported before the kernel's socket has begun to connect.
-        let leads = server_of(&to, &socket.options).and_then(|(_, through_proxy)| {
+        let leads = servers_of(&to, &socket.options).and_then(|(_, through_proxy)| {
             match through_proxy && socket.datagrams.is_some() {
                 true => Err(datagrams::no_proxy()),
                 false => Ok(()),

@@ -19,7 +19,7 @@ use super::socket::{AgentDatagramPeer, LOOK, ProgramDatagrams, is_bound};
 use crate::agent_connection::AgentConnection;
 use crate::agent_delegation;
 use crate::carried_flow::CarriedFlow;
-use crate::connect_call::{ConnectCall, ConnectTarget, server_of};
+use crate::connect_call::{ConnectCall, ConnectTarget, servers_of};
 use crate::connection_status::ConnectionStatus;
 use crate::engine_state::EngineState;
 use crate::errno::{CallResult, SocketFault};
@@ -186,15 +186,15 @@ async fn make(
     call: &ConnectCall,
     far: &AgentDatagramPeer,
 ) -> Result<DatagramCarrier, SocketFault> {
-    let (server, through_proxy) = server_of(&call.to, &call.options)?;
+    let (servers, through_proxy) = servers_of(&call.to, &call.options)?;
     if through_proxy {
         return Err(no_proxy());
     }
-    if let Some(handed) = agent_delegation::call(engine, call, &server, None, Some(far)).await? {
+    if let Some(handed) = agent_delegation::call(engine, call, &servers, None, Some(far)).await? {
         return Ok(DatagramCarrier::Agent(handed));
     }
     let connect_target = ConnectTarget {
-        server,
+        servers,
         target: None,
         key: None,
         owner: None,
@@ -218,7 +218,7 @@ pub(crate) async fn open(
     conn_status: Arc<ConnectionStatus>,
 ) -> Result<(CarriedFlow, u64), SocketFault> {
     let line = engine
-        .session(&connect_target.server, connect_target.key.as_deref())
+        .session(&connect_target.servers, connect_target.key.as_deref())
         .await?;
     let options = latest();
     let flow = line.0.device.open(options.settings()?);

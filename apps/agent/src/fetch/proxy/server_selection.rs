@@ -11,9 +11,10 @@
 use std::time::Duration;
 
 use d2tp_driver::{
-    AskedServer, PublicKey, ServerAddress, ServerChoice, ServerList, choose_server, measure_servers,
+    AskedServer, PublicKey, ServerAddress, ServerChoice, ServerList, choose_server, free_links,
+    measure_servers,
 };
-use d2tp_links::{CostClass, Link, LinkKind};
+use d2tp_links::Link;
 use tokio::sync::oneshot;
 
 use super::ProxyClient;
@@ -313,14 +314,6 @@ impl ProxyClient {
         RoundTripStore::record(network, by_key.collect(), silent.collect());
         measured
     }
-}
-
-/// The links over which proxies are asked.
-fn free_links(links: &[Link]) -> Vec<Link> {
-    let is_free = |link: &&Link| {
-        link.kind != LinkKind::Loopback && link.class.class == CostClass::Free && link.is_usable()
-    };
-    links.iter().filter(is_free).cloned().collect()
 }
 
 /// The round trip to each proxy of a list, as earlier transfers measured it on the network of these links; none of one

@@ -24,6 +24,7 @@ use super::proxied::ProxySource;
 use crate::fetch::dial::{ByteStream, EgressLink, FetchFault};
 use crate::fetch::outcome::{TransferExit, TransferFailure};
 use crate::fetch::proxy::ProxyClient;
+use crate::fetch::rate_limiter::RateLimiter;
 use crate::fetch::upload_body::{
     ANSWER_BYTES_MAX, InterimResponse, UploadBody, UploadResponse, UploadSource,
 };
@@ -51,6 +52,8 @@ pub(super) struct Upload {
     /// Whether the origin accepted or refused the upload for good.
     is_answered: bool,
     answer: Option<UploadResponse>,
+    /// The limit on the rate at which the file is sent.
+    limiter: Option<Arc<RateLimiter>>,
     /// The file as the source of the current flow.
     drawn: Arc<UploadSource>,
 }
@@ -66,9 +69,10 @@ pub(super) struct UploadFlow {
 
 impl Upload {
     /// Creates an upload of which nothing has been sent.
-    pub(super) fn new(body: Arc<UploadBody>) -> Upload {
+    pub(super) fn new(body: Arc<UploadBody>, limiter: Option<Arc<RateLimiter>>) -> Upload {
         Upload {
             drawn: Arc::new(UploadSource::new(body.clone(), false)),
+            limiter,
             body,
             acknowledged: 0,
             most: 0,
@@ -216,7 +220,8 @@ impl<'a> TransferContent<'a, ProxySource<'a>> for Upload {
         _source: &ProxySource<'a>,
         _control: &TransferControl<'_>,
     ) -> Arc<UploadSource> {
-        self.drawn = Arc::new(UploadSource::new(self.body.clone(), self.is_begun));
+        let source = UploadSource::new(self.body.clone(), self.is_begun);
+        self.drawn = Arc::new(source.limited(self.limiter.clone()));
         self.acknowledged = 0;
         self.drawn.clone()
     }
