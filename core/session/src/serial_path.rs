@@ -127,6 +127,7 @@ impl SessionPath {
         self.recovery.controller = Box::new(SerialWindow {
             window: line.window(),
         });
+        self.recovery.is_narrow = self.mtu.is_small();
         if !self.recovery.rtt.is_measured() {
             // R-SERIAL-3
             let both_ways = line.time_of(2 * line.datagram());
@@ -156,6 +157,7 @@ impl SessionPath {
         } else {
             return;
         }
+        self.recovery.is_narrow = self.mtu.is_small();
         let datagram = self.mtu.current() as u64;
         self.recovery.controller.set_datagram(datagram);
     }
