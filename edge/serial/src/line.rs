@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::callsign::{Callsign, CallsignError};
+use crate::callsign::{AX25_HEAD_BYTES, Callsign, CallsignError};
+use crate::frame::FRAGMENT_OVERHEAD_BYTES;
 
 /// The bit rate of a line that states none.
 pub const BAUD_DEFAULT: u32 = 115_200;
@@ -13,6 +14,8 @@ pub const BAUD_DEFAULT: u32 = 115_200;
 pub const BAUD_RANGE: std::ops::RangeInclusive<u32> = 50..=4_000_000;
 /// Bits on the line for each byte: a start bit, eight of data, a stop bit.
 const BITS_PER_BYTE: u32 = 10;
+/// Bytes for the delimiters of a frame, and its byte stuffing.
+const DELIMITER_BYTES: usize = 4;
 /// How long a frame may occupy the line. Longer: one station keeps the others waiting, and noise destroys
 /// more at once. Shorter: headers take more of a slow line.
 const FRAME_TIME: Duration = Duration::from_millis(250); // a guess
@@ -97,6 +100,19 @@ impl SerialLine {
     /// Bytes that the line carries in a second.
     pub fn bytes_per_second(&self) -> u32 {
         (self.baud / BITS_PER_BYTE).max(1)
+    }
+
+    /// Bytes of packets that the line carries in a second, where packets fill its frames.
+    pub fn packet_bytes_per_second(&self) -> u32 {
+        let head = match self.framing {
+            LineFraming::Cobs => 0,
+            LineFraming::Kiss(_) => AX25_HEAD_BYTES + 1,
+        };
+        let frame = self.frame_bytes_max();
+        let content = frame - FRAGMENT_OVERHEAD_BYTES;
+        let on_line = frame + head + DELIMITER_BYTES;
+        let rate = u64::from(self.bytes_per_second()) * content as u64 / on_line as u64;
+        u32::try_from(rate).unwrap_or(u32::MAX).max(1)
     }
 
     /// How long the line takes for some bytes.

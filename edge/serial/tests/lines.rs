@@ -1,69 +1,16 @@
 //! Lines on pairs of pseudo-terminals of the kernel, and a bridge between such a line and UDP.
 
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::time::Duration;
 
+use cedos_lab_rig::serial::{PseudoTerminal, serial_cable};
 use d2tp_serial::{
     Bridge, BridgeEvent, MobileStation, OpenLineError, SerialLine, SerialPort, StationAddress,
     StationRole,
 };
-use rustix::pty::OpenptFlags;
 use tokio::net::UdpSocket;
 
-/// The side of a pseudo-terminal that is no serial device.
-struct PtyEnd {
-    control: OwnedFd,
-    device: PathBuf,
-}
-
-fn pty() -> PtyEnd {
-    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY;
-    let control = rustix::pty::openpt(flags).expect("a pseudo-terminal");
-    rustix::pty::grantpt(&control).expect("granted");
-    rustix::pty::unlockpt(&control).expect("unlocked");
-    let name = rustix::pty::ptsname(&control, Vec::new()).expect("a name");
-    PtyEnd {
-        control,
-        device: PathBuf::from(name.into_string().expect("ASCII")),
-    }
-}
-
-/// Carries the bytes of one pseudo-terminal to another, changed by `change`.
-fn carry(from: &PtyEnd, to: &PtyEnd, mut change: impl FnMut(&mut Vec<u8>) + Send + 'static) {
-    let from = from.control.try_clone().expect("a descriptor");
-    let to = to.control.try_clone().expect("a descriptor");
-    std::thread::spawn(move || {
-        let mut buffer = [0; 1_024];
-        loop {
-            // The last device that closes makes reading fail until another one opens.
-            let Ok(n) = rustix::io::read(&from, &mut buffer) else {
-                std::thread::sleep(Duration::from_millis(5));
-                continue;
-            };
-            let mut bytes = buffer[..n].to_vec();
-            change(&mut bytes);
-            let mut rest = &bytes[..];
-            while !rest.is_empty() {
-                match rustix::io::write(&to, rest) {
-                    Ok(n) => rest = &rest[n..],
-                    Err(_) => break,
-                }
-            }
-        }
-    });
-}
-
-/// The lines of a bridge and of a mobile, joined.
-fn cable() -> [PtyEnd; 2] {
-    let ends = [pty(), pty()];
-    carry(&ends[0], &ends[1], |_| ());
-    carry(&ends[1], &ends[0], |_| ());
-    ends
-}
-
-fn line(end: &PtyEnd) -> SerialLine {
+fn line(end: &PseudoTerminal) -> SerialLine {
     SerialLine::new(&end.device, 1_000_000)
 }
 
@@ -76,8 +23,8 @@ async fn within<T>(what: impl Future<Output = T>) -> T {
 #[tokio::test]
 async fn packets_of_all_sizes_cross_a_line_in_both_directions() {
     for framing in ["serial:{}@1000000", "kiss:{}@1000000,N0CALL,half-duplex"] {
-        let [near, far] = cable();
-        let named = |end: &PtyEnd| -> SerialLine {
+        let [near, far] = serial_cable(None);
+        let named = |end: &PseudoTerminal| -> SerialLine {
             let name = framing.replace("{}", &end.device.display().to_string());
             name.parse().unwrap()
         };
@@ -99,9 +46,9 @@ async fn packets_of_all_sizes_cross_a_line_in_both_directions() {
 
 #[tokio::test]
 async fn noise_costs_the_frames_that_it_hits_and_no_others() {
-    let [near, far] = [pty(), pty()];
+    let [near, far] = [PseudoTerminal::open(), PseudoTerminal::open()];
     let mut seen = 0;
-    carry(&far, &near, move |bytes| {
+    far.carry_to(&near, None, move |bytes| {
         for byte in bytes {
             seen += 1;
             if seen % 1_000 == 0 {
@@ -129,7 +76,7 @@ async fn noise_costs_the_frames_that_it_hits_and_no_others() {
 
 #[tokio::test]
 async fn a_device_that_is_in_use_or_is_not_there_is_refused_with_a_reason() {
-    let [near, _far] = cable();
+    let [near, _far] = serial_cable(None);
     let (_open, _packets) = SerialPort::open(&line(&near), StationRole::Bridge).unwrap();
     let again = SerialPort::open(&line(&near), StationRole::Mobile).unwrap_err();
     assert!(matches!(again, OpenLineError::InUse { .. }), "{again}");
@@ -165,7 +112,7 @@ const DATA: u8 = 0x40;
 #[tokio::test]
 async fn a_bridge_finds_the_server_of_each_mobile_and_keeps_to_it() {
     let servers = [echo(1).await, echo(2).await];
-    let [near, far] = cable();
+    let [near, far] = serial_cable(None);
     let mut bridge = Bridge::open(line(&near), servers.to_vec()).unwrap();
     let (give, mut events) = tokio::sync::mpsc::unbounded_channel();
     let runs = tokio::spawn(async move {
@@ -210,7 +157,7 @@ async fn a_bridge_finds_the_server_of_each_mobile_and_keeps_to_it() {
 #[tokio::test]
 async fn a_mobile_that_talks_without_pause_leaves_the_others_their_answers() {
     let server = echo(1).await;
-    let [near, far] = cable();
+    let [near, far] = serial_cable(None);
     let mut bridge = Bridge::open(line(&near), vec![server]).unwrap();
     let runs = tokio::spawn(async move { bridge.run(|_, _| ()).await });
     let loud = MobileStation::attach(&line(&far)).unwrap();
@@ -236,7 +183,7 @@ async fn a_bridge_goes_on_when_a_device_was_unplugged() {
     let server = echo(1).await;
     let plug = tempfile::tempdir().unwrap();
     let place = plug.path().join("ttyUSB0");
-    let near = pty();
+    let near = PseudoTerminal::open();
     std::os::unix::fs::symlink(&near.device, &place).unwrap();
     let at_bridge = SerialLine::new(&place, 1_000_000);
     let mut bridge = Bridge::open(at_bridge, vec![server]).unwrap();
@@ -250,13 +197,13 @@ async fn a_bridge_goes_on_when_a_device_was_unplugged() {
     });
     assert_eq!(within(events.recv()).await, Some(BridgeEvent::LineOpen));
     // The other side of the terminal closes: the device hangs up.
-    let second = [pty(), pty()];
+    let second = [PseudoTerminal::open(), PseudoTerminal::open()];
     std::fs::remove_file(&place).unwrap();
     drop(near);
     let gone = within(events.recv()).await.unwrap();
     assert!(matches!(gone, BridgeEvent::LineGone { .. }), "{gone:?}");
-    carry(&second[0], &second[1], |_| ());
-    carry(&second[1], &second[0], |_| ());
+    second[0].carry_to(&second[1], None, |_| ());
+    second[1].carry_to(&second[0], None, |_| ());
     std::os::unix::fs::symlink(&second[0].device, &place).unwrap();
     assert_eq!(within(events.recv()).await, Some(BridgeEvent::LineOpen));
     let mut mobile = MobileStation::attach(&line(&second[1])).unwrap();
@@ -267,7 +214,7 @@ async fn a_bridge_goes_on_when_a_device_was_unplugged() {
 
 #[tokio::test]
 async fn packets_for_a_station_address_that_nobody_has_are_dropped() {
-    let [near, far] = cable();
+    let [near, far] = serial_cable(None);
     let (bridge, _packets) = SerialPort::open(&line(&near), StationRole::Bridge).unwrap();
     let mut mobile = MobileStation::attach(&line(&far)).unwrap();
     let other = StationAddress(mobile.address().0.wrapping_add(1));

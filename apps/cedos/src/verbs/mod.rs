@@ -5,6 +5,7 @@ pub mod agent;
 pub mod agent_start;
 mod agent_unit;
 mod balancer_args;
+pub mod bridge;
 pub mod browser;
 pub mod cast;
 pub mod completions;
