@@ -36,6 +36,8 @@ const QUEUE_TIME: Duration = Duration::from_secs(4); // a guess: a few round tri
 /// The smallest bound of a station's queue in bytes: four packets of the first size, which senders may have
 /// in flight at least.
 const QUEUE_BYTES_MIN: usize = 4 * 1_200;
+/// How late a frame may have been written for the next one to follow earlier.
+const LATE_MAX: Duration = Duration::from_millis(10); // a guess: timers of a busy machine
 /// How often the device's queue is asked while it is not yet short enough, at least.
 const ASK_EVERY_MIN: Duration = Duration::from_millis(2);
 
@@ -278,6 +280,7 @@ impl PortShared {
     async fn write_all(&self) -> io::Error {
         let mut numbers: BTreeMap<StationAddress, u8> = BTreeMap::new();
         let frame_bytes = self.line.frame_bytes_max();
+        let mut free_at = Instant::now();
         loop {
             let next = self.queue.lock().pop();
             let Some((address, packet)) = next else {
@@ -294,7 +297,9 @@ impl PortShared {
                 let mut bytes = Vec::with_capacity(frame.len() + 8);
                 delimit(&self.line.framing, &frame, &mut bytes);
                 self.air.wait_for_turn().await;
-                if let Err(error) = self.write_frame(&bytes).await {
+                // When the line has carried the frame: a sleep that ends late delays no later one.
+                free_at = free_at.max(Instant::now() - LATE_MAX) + self.line.time_of(bytes.len());
+                if let Err(error) = self.write_frame(&bytes, free_at).await {
                     return error;
                 }
             }
@@ -303,8 +308,7 @@ impl PortShared {
     }
 
     /// Writes a frame, and waits until the line has taken most of it.
-    async fn write_frame(&self, bytes: &[u8]) -> io::Result<()> {
-        let began = Instant::now();
+    async fn write_frame(&self, bytes: &[u8], free_at: Instant) -> io::Result<()> {
         let mut rest = bytes;
         while !rest.is_empty() {
             let mut ready = self.device.writable().await?;
@@ -321,7 +325,7 @@ impl PortShared {
         self.counts.lock().bytes_out += bytes.len() as u64;
         // The bit rate says how long it takes at least; the device's queue, whether that is enough: a modem
         // that holds back makes it longer.
-        tokio::time::sleep_until((began + self.line.time_of(bytes.len())).into()).await;
+        tokio::time::sleep_until(free_at.into()).await;
         while let Some(queued) = terminal::queued_bytes(self.device.get_ref().as_fd())
             && queued > 0
         {

@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 
 use cedos_lab_rig::namespace::{LINKS, in_namespace_with, sh};
 use cedos_lab_rig::origin::{OriginReply, ReplyEnd, ScriptedOrigin, object, proper};
-use cedos_lab_rig::program::{CedosRun, ProxyProcess, cedos, run, stop};
+use cedos_lab_rig::program::{CedosRun, ProxyProcess, cedos, pid_of, run};
 use cedos_lab_rig::serial::{PseudoTerminal, serial_cable};
 use cedos_lab_rig::this_test;
 use cedos_lab_rig::wait::within;
+use nix::sys::signal::{Signal, kill};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout};
 
@@ -44,7 +45,7 @@ impl BridgeProcess {
 
     /// Ends the bridge; returns what it says last.
     async fn end(mut self) -> String {
-        stop(&self.child);
+        kill(pid_of(&self.child), Signal::SIGTERM).expect("it runs");
         let mut said = String::new();
         while let Some(line) = within(self.lines.next_line()).await.expect("readable") {
             said += &line;
