@@ -23,7 +23,7 @@ use crate::hibernation_state::HibernationState;
 use crate::qlog::{Qlog, QlogFeed};
 use crate::refused_clients::RefusedClientLog;
 use crate::relay_state::RelayState;
-use crate::serial_link::SerialLinks;
+use crate::serial_carriers::SerialCarriers;
 use crate::source::{HostKey, SendSource};
 use crate::stream_queues::StreamQueues;
 use crate::worker_links::WorkerLinks;
@@ -160,7 +160,7 @@ pub(crate) struct DriverCore {
     /// Connections that carry packets in place of UDP.
     pub(crate) streams: StreamQueues,
     /// Serial lines of a device.
-    pub(crate) serial_links: SerialLinks,
+    pub(crate) serial_links: SerialCarriers,
     /// Relays, and peers reached by them.
     pub(crate) relays: RelayState,
     /// Flows whose sources must be read.
@@ -242,7 +242,7 @@ impl DriverShared {
                 qlog: None,
                 hibernation: HibernationState::default(),
                 streams: StreamQueues::default(),
-                serial_links: SerialLinks::default(),
+                serial_links: SerialCarriers::default(),
                 relays: RelayState::default(),
                 drawing: BTreeSet::new(),
                 refused_clients: RefusedClientLog::default(),

@@ -1,52 +1,14 @@
-//! A device's end of a serial line, which is a socket of its link.
-//!
-//! ```text
-//!  engine ─▶ SerialLinks::send ─▶ the line's queue ─▶ bridge ─▶ the server
-//!  core  ◀─ receive_run, with the address that identifies the line ◀─ its task
-//! ```
+//! A device's end of a serial line: a link gets it as a socket, and its task passes packets to the core.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use d2tp_device::AttachedSocket;
-use d2tp_serial::{MobileStation, OpenLineError, SerialLine, StationSender};
-use d2tp_session::{Addresses, LinkId, SerialPathId};
+use d2tp_serial::{MobileStation, OpenLineError, SerialLine};
+use d2tp_session::{Addresses, SerialPathId};
 
 use crate::clock;
 use crate::driver_core::DriverShared;
 use crate::relay_dispatch;
-use crate::relay_state::AbortOnDrop;
-
-/// An attached line.
-struct SerialCarrier {
-    sender: StationSender,
-    _receiver: AbortOnDrop,
-}
-
-/// The serial lines that a device uses.
-#[derive(Default)]
-pub(crate) struct SerialLinks(BTreeMap<LinkId, SerialCarrier>);
-
-impl SerialLinks {
-    /// Queues packets of one size for a line.
-    pub(crate) fn send(&self, link: LinkId, bytes: &[u8], stride: usize) {
-        if let Some(carrier) = self.0.get(&link) {
-            bytes
-                .chunks(stride.max(1))
-                .for_each(|packet| carrier.sender.send(packet));
-        }
-    }
-
-    /// Stops using a line.
-    pub(crate) fn remove(&mut self, link: LinkId) {
-        self.0.remove(&link);
-    }
-
-    /// Stops using all lines.
-    pub(crate) fn clear(&mut self) {
-        self.0.clear();
-    }
-}
 
 /// Attaches to a line as a new socket. Must be called on a tokio runtime.
 ///
@@ -70,11 +32,7 @@ pub(crate) fn attach(
         remote: path.address(),
     };
     let receiver = tokio::spawn(receive(Arc::downgrade(shared), station, addresses));
-    let carrier = SerialCarrier {
-        sender,
-        _receiver: AbortOnDrop(receiver),
-    };
-    inner.serial_links.0.insert(link, carrier);
+    inner.serial_links.insert(link, sender, receiver);
     Ok(AttachedSocket {
         socket: link,
         remote: addresses.remote,

@@ -89,9 +89,9 @@ pub enum BridgeEvent {
     },
     /// A mobile is answered by a server.
     Answered {
-        /// The mobile.
+        /// The address of the mobile.
         mobile: StationAddress,
-        /// The server.
+        /// The address of the server.
         server: SocketAddr,
     },
 }

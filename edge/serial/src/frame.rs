@@ -45,7 +45,7 @@ impl fmt::Display for StationAddress {
     }
 }
 
-/// A frame.
+/// What travels between two delimiters of a serial line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkFrame<'a> {
     /// Whether the bridge sent it; otherwise a mobile did.
@@ -74,7 +74,7 @@ pub struct LinkFragment<'a> {
     pub index: u8,
     /// Whether no part follows.
     pub last: bool,
-    /// The bytes.
+    /// The bytes of this part.
     pub bytes: &'a [u8],
 }
 

@@ -27,11 +27,11 @@ const FRAME_BYTES: std::ops::RangeInclusive<u32> = 96..=256; // 256: the usual l
 pub enum LineFraming {
     /// By a zero byte, which byte stuffing (COBS) keeps out of the frames.
     Cobs,
-    /// As KISS, for packet-radio modems (TNCs): every frame is an AX.25 frame of this station.
+    /// By KISS, for packet-radio modems (TNCs): every frame is an AX.25 frame of this station.
     Kiss(Callsign),
 }
 
-/// A serial line.
+/// The device, bit rate and framing of a serial line.
 ///
 /// ```
 /// use d2tp_serial::SerialLine;

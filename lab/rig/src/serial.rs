@@ -50,12 +50,14 @@ impl PseudoTerminal {
             loop {
                 // The last program that closes a device makes reading fail until another one opens it.
                 let Ok(n) = rustix::io::read(&from, &mut buffer) else {
+                    // sleep: the kernel does not tell when a program opens the device
                     std::thread::sleep(CLOSED_WAIT);
                     continue;
                 };
                 if let Some(rate) = rate {
                     let took = Duration::from_nanos(n as u64 * 1_000_000_000 / rate);
                     free_at = free_at.max(Instant::now()) + took;
+                    // sleep: the cable's rate is its subject
                     std::thread::sleep(free_at.saturating_duration_since(Instant::now()));
                 }
                 let mut bytes = buffer[..n].to_vec();
