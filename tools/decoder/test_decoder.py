@@ -256,7 +256,7 @@ class Wake(unittest.TestCase):
         self.assert_refused(self.datagram[:159], "below 160")
         decode.wake(self.said(self.initiator(payload[:-1]).message_1), self.given)
         decode.wake(self.said(self.initiator(payload + b"\0").message_1), self.given)
-        for n in range(len(self.datagram)):
+        for n in range(packets.SYN_MIN):
             with self.assertRaises(reader.Malformed, msg=n):
                 packets.read_parts(self.datagram[:n])
 
