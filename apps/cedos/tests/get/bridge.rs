@@ -8,18 +8,24 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use cedos_lab_rig::namespace::{LINKS, in_namespace_with, sh};
+use cedos_lab_rig::namespace::{
+    LINKS, in_namespace, in_namespace_with, origin_namespace, sh, wifi_off, wifi_on,
+};
 use cedos_lab_rig::origin::{OriginReply, ReplyEnd, ScriptedOrigin, object, proper};
 use cedos_lab_rig::program::{CedosRun, ProxyProcess, cedos, pid_of, run};
 use cedos_lab_rig::serial::{PseudoTerminal, serial_cable};
 use cedos_lab_rig::this_test;
 use cedos_lab_rig::wait::within;
 use nix::sys::signal::{Signal, kill};
+use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout};
 
 /// The address of the proxy as the device knows it: one that no link reaches, since the bridge has its own.
 const ELSEWHERE: &str = "192.0.2.1";
+
+/// The size of an object that takes the Wi-Fi several seconds.
+const HOLE_OBJECT_BYTES: usize = 12_000_000; // 4.8 s at 20 Mb/s
 
 struct BridgeProcess {
     child: Child,
@@ -126,6 +132,68 @@ fn a_file_arrives_through_modems_that_speak_kiss_and_share_the_air() {
         let more = ["--kiss", "N0CALL-1", "--half-duplex"];
         let (_, _, said) = fetch(30_000, 115_200, &more).await;
         assert!(said.contains("packets to proxies"), "{said}");
+    });
+}
+
+/// The origin, the proxy and the bridge at the far end of the Wi-Fi; the bridge has the other end of the line.
+struct FarEnd {
+    url: String,
+    proxy: ProxyProcess,
+    bridge: BridgeProcess,
+}
+
+#[test]
+fn a_line_patches_a_hole_of_the_wifi() {
+    in_namespace(this_test!(), || async {
+        let home = tempfile::tempdir().expect("a directory");
+        let [near, far] = serial_cable(Some(11_520));
+        let place = home.path().to_owned();
+        let mut served = origin_namespace(move || async move {
+            let body = object(HOLE_OBJECT_BYTES, 5);
+            let origin = ScriptedOrigin::start_at("192.0.2.1", move |asked| {
+                OriginReply(proper(asked, &body, "\"v1\""), ReplyEnd::Close)
+            })
+            .await;
+            let proxy = ProxyProcess::start(&place, "192.0.2.1:0", &[]).await;
+            let to = ["--prox", proxy.listens_at()];
+            let bridge = BridgeProcess::start(&place, &near, &to).await;
+            FarEnd {
+                url: origin.url("/a"),
+                proxy,
+                bridge,
+            }
+        });
+        wifi_on("198.51.100.7");
+        let line = format!("serial:{}@115200", far.device.display());
+        let rule = format!("{line}=free");
+        let (url, proxy) = (&served.url, &served.proxy.address);
+        let arguments = [
+            "get", "--json", "-o", "got", url, "--prox", proxy, "--link", &rule,
+        ];
+        let mut child = cedos(home.path(), &arguments).spawn().expect("start cedos");
+        let mut lines = BufReader::new(child.stdout.take().expect("its output")).lines();
+        let mut by_line = [0, 0];
+        let mut next = async |wanted: &dyn Fn(&Value) -> bool| loop {
+            let text = within(lines.next_line()).await.expect("readable");
+            let event: Value = serde_json::from_str(&text.expect("it runs")).expect("JSON");
+            if wanted(&event) {
+                return event;
+            }
+        };
+        let on_line = |event: &Value| event["bytes_by_link"][&line].as_u64().unwrap_or(0);
+        let much = |event: &Value| event["bytes"].as_u64() > Some(HOLE_OBJECT_BYTES as u64 / 4);
+        by_line[0] = on_line(&next(&much).await);
+        wifi_off();
+        // Two seconds of the line.
+        let enough = |event: &Value| on_line(event) > by_line[0] + 20_000;
+        by_line[1] = on_line(&next(&enough).await);
+        wifi_on("198.51.100.8");
+        let done = next(&|event| event["event"] == "done").await;
+        assert!(on_line(&done) >= by_line[1], "{done}");
+        let got = std::fs::read(home.path().join("got")).expect("the file");
+        assert!(got == object(HOLE_OBJECT_BYTES, 5), "other bytes");
+        let answered = served.bridge.line().await;
+        assert!(answered.contains("answered by the proxy"), "{answered}");
     });
 }
 
