@@ -9,6 +9,8 @@
 
 mod enrolment;
 mod handshakes;
+#[cfg(test)]
+pub(crate) use handshakes::SYN_BYTES_MIN;
 mod memory;
 mod ownership;
 mod records;

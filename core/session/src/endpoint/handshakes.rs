@@ -35,7 +35,7 @@ use crate::syn::{Syn, SynAck, SynAckBody, SynOrigin};
 /// cookie. Each costs two X25519 operations: about 1 ms of a second in total.
 const DOUBTFUL_WAKES_PER_SECOND: u32 = 20; // a guess
 /// The smallest SYN or WAKE that is read: its answer needs that much.
-const SYN_BYTES_MIN: usize = 160;
+pub(crate) const SYN_BYTES_MIN: usize = 160;
 /// How many times longer a handshake may be half open if its SYN came without padding: an answer of 230
 /// bytes and the first packet after it take 10 s at 300 bit/s.
 const HALF_OPEN_SLOW_TIMES: u64 = 6; // a guess: with a repetition or two
