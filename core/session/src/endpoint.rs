@@ -8,9 +8,7 @@
 //! ```
 
 mod enrolment;
-mod handshakes;
-#[cfg(test)]
-pub(crate) use handshakes::SYN_BYTES_MIN;
+pub(crate) mod handshakes;
 mod memory;
 mod ownership;
 mod records;

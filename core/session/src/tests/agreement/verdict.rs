@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::inputs::secrets;
 use crate::client_handshake::PROLOGUE;
-use crate::endpoint::SYN_BYTES_MIN;
+use crate::endpoint::handshakes::SYN_BYTES_MIN;
 use crate::endpoint::{Admission, Endpoint, IncomingDatagram};
 use crate::link::{Addresses, LinkId};
 use crate::syn::{Syn, SynAck};
