@@ -253,9 +253,10 @@ class Wake(unittest.TestCase):
         self.assert_refused(unhex(vectors("handshake")["syn"]["datagram"]), "not a WAKE")
         self.assert_refused(self.said(message, b"\x62"), "version 2")
         payload = unhex(self.told["wake"]["payload"])
-        self.assert_refused(self.said(self.initiator(payload[:-1]).message_1), "1,200")
+        self.assert_refused(self.datagram[:159], "below 160")
+        decode.wake(self.said(self.initiator(payload[:-1]).message_1), self.given)
         decode.wake(self.said(self.initiator(payload + b"\0").message_1), self.given)
-        for n in range(len(self.datagram)):
+        for n in range(packets.SYN_MIN):
             with self.assertRaises(reader.Malformed, msg=n):
                 packets.read_parts(self.datagram[:n])
 

@@ -38,7 +38,7 @@ const GROUPS: [(&str, &[&str]); 7] = [
             "completions",
         ],
     ),
-    ("A proxy of your own", &["prox"]),
+    ("A proxy of your own", &["prox", "bridge"]),
     ("Laboratory", &["demo", "lab", "sim", "repro", "bench"]),
 ];
 
@@ -255,6 +255,13 @@ pub const EXAMPLES: &[(&str, [&str; 2])] = &[
         [
             "cedos prox",
             "cedos prox --state-dir /srv/prox --listen [::]:443",
+        ],
+    ),
+    (
+        "bridge",
+        [
+            "cedos bridge --serial /dev/ttyUSB0 --prox proxy.example.org",
+            "cedos bridge --serial /dev/ttyACM0 --baud 9600 --kiss N0CALL-1 --half-duplex --prox 192.0.2.1:4433",
         ],
     ),
     (

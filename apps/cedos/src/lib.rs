@@ -89,6 +89,7 @@ pub enum ProductVerb {
     Browser(verbs::browser::BrowserArgs),
     Agent(Box<verbs::agent::AgentArgs>),
     Prox(Box<verbs::prox::ProxArgs>),
+    Bridge(verbs::bridge::BridgeArgs),
     Join(verbs::join::JoinArgs),
     Config(verbs::config::ConfigArgs),
     Doctor(verbs::doctor::DoctorArgs),
@@ -158,6 +159,7 @@ impl ProductVerb {
                     })
                 }),
             ),
+            Self::Bridge(args) => ("bridge", on_runtime(1, verbs::bridge::run(args))),
             Self::Join(args) => ("join", on_runtime(1, verbs::join::run(args))),
             Self::Config(args) => ("config", verbs::config::run(args)),
             Self::Doctor(args) => ("doctor", on_runtime(1, verbs::doctor::run(args))),

@@ -4,6 +4,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use d2tp_session::{FlowId, LinkId, PathStats, Session};
+use d2tp_time::Span;
+
+/// The bytes for which an answer may wait on a serial line.
+const SERIAL_ANSWER_BYTES: u64 = 1_200; // a guess: a window on a slow line, twice
 
 /// What a link may be used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,12 +39,22 @@ pub struct LinkFacts {
     pub routes_v6: bool,
     /// Whether both directions share one medium, as on Wi-Fi, and the radio has statistics.
     pub half_duplex: bool,
+    /// Bytes that a serial line carries in a second; `None` on other links.
+    pub serial_rate: Option<u32>,
 }
 
 impl LinkFacts {
     /// Whether packets can leave by the link: up, with a carrier, an address and a route of one family.
     pub fn is_usable(&self) -> bool {
         self.source_addresses().next().is_some()
+    }
+
+    /// How much longer than on other links an answer may take: a SYN and its answer, or a full window, on a
+    /// serial line (R-SERIAL-3).
+    pub(crate) fn answer_slack(&self) -> Span {
+        let rate = self.serial_rate.map(|rate| u64::from(rate.max(1)));
+        let longest = rate.map(|rate| Span::from_millis(SERIAL_ANSWER_BYTES * 1_000 / rate));
+        longest.unwrap_or(Span::ZERO)
     }
 
     /// The addresses to send from: each is of a family that has a route. None unless the link is up.
@@ -136,6 +150,7 @@ mod tests {
             routes_v4: true,
             routes_v6: false,
             half_duplex: true,
+            serial_rate: None,
         };
         assert!(whole.is_usable());
         let changed = |change: fn(&mut LinkFacts)| {

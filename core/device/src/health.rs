@@ -68,11 +68,13 @@ impl LinkAnswers {
         matches!(self, LinkAnswers::Silent { .. })
     }
 
-    /// The next state, from the link's paths. `opened`: when its first socket was opened.
+    /// The next state, from the link's paths. `opened`: when its first socket was opened; `slack`: how much
+    /// longer than on most links an answer may take.
     pub(crate) fn next(
         self,
         now: Time,
         opened: Time,
+        slack: Span,
         sockets: &[LinkId],
         paths: &[PathStats],
     ) -> LinkAnswers {
@@ -86,14 +88,14 @@ impl LinkAnswers {
         let asked = match self {
             LinkAnswers::Unasked => LinkAnswers::Asked {
                 since: opened,
-                until: opened + FIRST_ANSWER_MAX,
+                until: opened + FIRST_ANSWER_MAX + slack,
             },
             // The link had answered, and now its paths fell silent or failed.
             LinkAnswers::Answering => {
                 let since = mine().map(|p| p.heard_at).max().unwrap_or(now);
                 LinkAnswers::Asked {
                     since,
-                    until: since + SILENCE_MIN,
+                    until: since + SILENCE_MIN + slack,
                 }
             }
             LinkAnswers::Asked { .. } | LinkAnswers::Silent { .. } => self,
@@ -243,7 +245,7 @@ mod tests {
 
     #[test]
     fn a_link_that_gives_no_answer_is_silent_after_a_second_and_stays_so_over_new_sockets() {
-        let asked = LinkAnswers::Unasked.next(ms(0), ms(0), &[LinkId(1)], &[]);
+        let asked = LinkAnswers::Unasked.next(ms(0), ms(0), Span::ZERO, &[LinkId(1)], &[]);
         let until = ms(1_000);
         assert_eq!(
             asked,
@@ -253,10 +255,16 @@ mod tests {
             }
         );
         assert_eq!(asked.silent_at(), Some(ms(1_000)));
-        assert_eq!(asked.next(ms(999), ms(0), &[LinkId(1)], &[]), asked);
-        let silent = asked.next(ms(1_000), ms(0), &[LinkId(1)], &[]);
+        assert_eq!(
+            asked.next(ms(999), ms(0), Span::ZERO, &[LinkId(1)], &[]),
+            asked
+        );
+        let silent = asked.next(ms(1_000), ms(0), Span::ZERO, &[LinkId(1)], &[]);
         assert_eq!(silent, LinkAnswers::Silent { since: ms(0) });
-        assert_eq!(silent.next(ms(1_001), ms(0), &[], &[]), silent);
-        assert_eq!(silent.next(ms(1_002), ms(1_002), &[LinkId(2)], &[]), silent);
+        assert_eq!(silent.next(ms(1_001), ms(0), Span::ZERO, &[], &[]), silent);
+        assert_eq!(
+            silent.next(ms(1_002), ms(1_002), Span::ZERO, &[LinkId(2)], &[]),
+            silent
+        );
     }
 }

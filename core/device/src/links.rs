@@ -485,7 +485,10 @@ impl DeviceLinks {
             let held = link.health.keeps_sockets() || link.usage == LinkUse::Off;
             let answers = match held || self.is_over || !link.facts.is_usable() {
                 true => LinkAnswers::Unasked,
-                false => link.answers.next(now, link.opened_at, &sockets, &paths),
+                false => {
+                    let (opened, slack) = (link.opened_at, link.facts.answer_slack());
+                    link.answers.next(now, opened, slack, &sockets, &paths)
+                }
             };
             self.news.candidates |= std::mem::replace(&mut link.answers, answers) != answers;
         }
@@ -789,6 +792,10 @@ impl DeviceLinks {
                 }
                 continue;
             }
+            if link.facts.serial_rate.is_some() {
+                // No TCP either.
+                continue;
+            }
             let blocked = self.blocked.contains(now, &link.facts);
             let asked = !link.sockets.is_empty();
             if asked && link.stream.may_open(now) && (blocked || now.since(since) >= STREAM_AFTER) {
@@ -961,7 +968,7 @@ impl DeviceLinks {
 
 /// When a stream is to be opened over a link, or given up, as things are.
 fn stream_at(link: &TrackedLink) -> Option<Time> {
-    if link.sockets.is_empty() || link.attaching.is_some() {
+    if link.sockets.is_empty() || link.attaching.is_some() || link.facts.serial_rate.is_some() {
         return None;
     }
     if let Some(until) = link.stream.trial_until {

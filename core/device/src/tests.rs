@@ -115,6 +115,7 @@ fn facts(name: &str) -> LinkFacts {
         routes_v4: true,
         routes_v6: false,
         half_duplex: name == "wlan0",
+        serial_rate: (name == "serial:/dev/ttyS0").then_some(30),
     }
 }
 
@@ -1237,4 +1238,19 @@ fn a_node_that_is_silent_is_asked_no_more_once_another_is() {
     let new = bench.sockets("wlan0");
     assert!(new.len() == 1 && new[0] != old, "{new:?}");
     assert_eq!(bench.count(|a| matches!(a, LinkAction::WakeAt { .. })), 1);
+}
+
+// R-SERIAL-3
+#[test]
+fn a_serial_line_may_answer_slowly_and_gets_no_stream() {
+    let mut bench = Bench::default();
+    bench.set("serial:/dev/ttyS0", LinkUse::Free, |_| {});
+    bench.pass(Span::from_secs(30));
+    assert!(!bench.answers("serial:/dev/ttyS0").is_silent());
+    bench.pass(Span::from_secs(30));
+    assert!(bench.answers("serial:/dev/ttyS0").is_silent());
+    assert_eq!(
+        bench.count(|a| matches!(a, LinkAction::OpenStream { .. })),
+        0
+    );
 }

@@ -22,6 +22,7 @@ use d2tp_wire::{CID_BYTES, Cid, DATAGRAM_FIRST_BYTES, PacketKind, PathId, VERSIO
 use crate::claim::{FlowClaim, SynClaims};
 use crate::config::{EndpointConfig, SPARE_PATHS};
 use crate::link::{Addresses, LinkId};
+use crate::serial_path::SerialPathId;
 use crate::session_state::CidChange;
 use crate::syn::EARLY_DATA_MARK;
 use crate::ticket::ClientTicket;
@@ -38,6 +39,10 @@ const RETRY_PATIENT: Span = Span::from_secs(30);
 /// The number of SYNs per link whose answers are still accepted: a busy server answers late, and a new
 /// SYN for each retry would keep it busy.
 const OPEN_PER_LINK_MAX: usize = 4;
+
+/// The smallest payload of a SYN on a serial line: its answer must not be larger than the SYN, and has one
+/// connection id at least.
+const SERIAL_PAYLOAD_MIN: usize = 48;
 
 /// R-HS-2: the number of times that a SYN is repeated unchanged to the same address, while its content
 /// stays valid.
@@ -80,6 +85,14 @@ impl HandshakeCandidate {
 
     /// How long to wait for an answer before the next SYN.
     fn retry_after(&self) -> Span {
+        // R-SERIAL-3
+        let line = SerialPathId::of(&self.addresses.remote);
+        let on_line = line.map_or(Span::ZERO, SerialPathId::handshake_time);
+        on_line + self.retry_after_on_any()
+    }
+
+    /// The interval between SYNs on a link whose rate does not matter.
+    fn retry_after_on_any(&self) -> Span {
         if self.tries < RETRY_EAGER {
             RETRY_FIRST.times(1 << self.tries.min(5)).min(RETRY_MAX)
         } else {
@@ -266,12 +279,11 @@ impl ClientHandshake {
         }
         SynClaims { gated, list }.encode(&mut w);
         let says = SAYS..w.written();
-
-        let buf = &mut buf[..DATAGRAM_FIRST_BYTES];
         let mut before = self.open.iter_mut().rev();
         let before = before.find(|o| o.addresses == addresses && o.copies < COPIES_MAX);
         if let Some(open) = before.filter(|o| *o.says == payload[says.clone()]) {
             open.copies += 1;
+            let buf = &mut buf[..open.datagram.len()];
             buf.copy_from_slice(&open.datagram);
             // The server may have sent a COOKIE since the SYN was first sent.
             SynMacs::write(buf, server, cookie.as_ref());
@@ -284,10 +296,17 @@ impl ClientHandshake {
         }
         let ticket = ticket.and_then(ClientTicket::show);
         // The payload is padded so that the datagram has its full size (R-HS-5).
-        let padded = match ticket {
-            Some(_) => &payload[..PAYLOAD],
-            None => &payload[..BODY - SYN_OVERHEAD_BYTES],
+        let full = match ticket {
+            Some(_) => PAYLOAD,
+            None => BODY - SYN_OVERHEAD_BYTES,
         };
+        // R-SERIAL-1: a serial line carries no padding but what makes room for the answer.
+        let padded = match SerialPathId::of(&addresses.remote) {
+            Some(_) => says.end.max(SERIAL_PAYLOAD_MIN).min(full),
+            None => full,
+        };
+        let buf = &mut buf[..DATAGRAM_FIRST_BYTES - (full - padded)];
+        let padded = &payload[..padded];
         buf[1..HEAD].copy_from_slice(&self.cids[0].0);
         let end = buf.len() - SynMacs::BYTES;
         let seed = rng.array();

@@ -8,7 +8,7 @@
 //! ```
 
 mod enrolment;
-mod handshakes;
+pub(crate) mod handshakes;
 mod memory;
 mod ownership;
 mod records;

@@ -129,7 +129,8 @@ impl HalfOpenTable {
         let index = self.all.insert(half);
         self.by_handshake_cid.insert(handshake_cid, index);
         self.by_key.entry(key).or_default().push_back(index);
-        self.notes.push_back((expires, index));
+        let at = self.notes.partition_point(|(at, _)| *at <= expires);
+        self.notes.insert(at, (expires, index));
         if self.notes.len() > NOTES_MAX {
             let stands = |(at, i): &(Time, usize)| {
                 let half = self.all.get(*i);

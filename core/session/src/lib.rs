@@ -72,6 +72,7 @@ mod resume;
 mod rtt;
 mod send_half;
 mod sent_packet;
+mod serial_path;
 mod session;
 mod session_id;
 mod session_state;
@@ -126,6 +127,7 @@ pub use relay::{
 pub use relay_client::{CALLS_MAX, InterceptedDatagram, RelayClient};
 pub use rendezvous::{ADDRESSES_MAX, LINE_BYTES_MAX, PUNCH_BYTES, Rendezvous};
 pub use reserved_address::is_reserved_address;
+pub use serial_path::SerialPathId;
 pub use session::{FlowError, PathStats, ReadOutcome, Session};
 pub use session_id::SessionId;
 pub use session_state::{Role, SessionState};

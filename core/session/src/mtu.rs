@@ -67,6 +67,11 @@ impl MtuDiscovery {
         }
     }
 
+    /// Whether the size is below that with which paths begin.
+    pub(crate) fn is_small(&self) -> bool {
+        self.current < DATAGRAM_FIRST_BYTES as u16
+    }
+
     /// The index of the largest candidate size below `limit` that would be an improvement.
     fn below(&self, limit: u16) -> Option<usize> {
         LADDER

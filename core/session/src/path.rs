@@ -51,7 +51,7 @@ pub(crate) mod want {
 }
 
 /// R-PATH-12: the lowest limit of a path, in datagrams. Below it a sender could not detect losses.
-const LIMIT_DATAGRAMS_MIN: u64 = 4;
+pub(crate) const LIMIT_DATAGRAMS_MIN: u64 = 4;
 /// The part by which a receive limit must change to be announced again: each announcement costs a
 /// frame.
 const LIMIT_GRAIN: u64 = 16;

@@ -445,6 +445,7 @@ impl Session {
                     && seq > path.limit_in.0
                 {
                     path.limit_in = (seq, bytes);
+                    path.fit_datagrams_to_limit();
                 }
             }
             Frame::FlowPause {

@@ -126,6 +126,8 @@ pub(crate) struct Recovery {
     episode_spurious: u64,
     /// The round trip with both directions on this path.
     pub(crate) rtt: RttEstimator,
+    /// Whether the path leads over a line so slow that its datagrams are small.
+    pub(crate) is_narrow: bool,
     /// The round trip with ACKs on any path; `None` while all ACKs arrived on this path.
     elsewhere: Option<Box<RttEstimator>>,
     pub(crate) controller: Box<dyn Controller>,
@@ -171,6 +173,7 @@ impl Recovery {
             episode_lost: 0,
             episode_spurious: 0,
             rtt: RttEstimator::new(rtt_initial),
+            is_narrow: false,
             elsewhere: None,
             controller,
             careful: None,
@@ -700,7 +703,11 @@ impl Recovery {
             .min()
             .times(2)
             .min(PROBE_INTERVAL_SLOW_MAX);
-        let most = interval_max.max(slow);
+        let mut most = interval_max.max(slow);
+        if self.is_narrow {
+            // R-SERIAL-3: the window alone takes longer than that, and a probe takes place in it.
+            most = most.max(base);
+        }
         let span = base.times(1 << self.probes.min(10)).min(most);
         self.last_eliciting_at + span
     }

@@ -36,6 +36,10 @@ impl SessionPath {
     /// R-STREAM-2: sets up the path for its current carrier, if that is of another kind than
     /// before: a stream, or datagrams.
     pub(crate) fn set_carrier(&mut self, config: &EndpointConfig) {
+        if let Some(line) = self.serial() {
+            self.stream = None;
+            return self.set_serial_line(config, line);
+        }
         let on_stream = StreamPathId::of(&self.addresses.remote).is_some();
         if on_stream && self.stream.is_none() {
             self.mtu = MtuDiscovery::fixed(DATAGRAM_MAX_BYTES as u16);

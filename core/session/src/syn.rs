@@ -1,7 +1,9 @@
 //! The encrypted payloads of SYN and SYN+ACK.
 
 use d2tp_seal::{SessionTicket, TICKET_BYTES};
-use d2tp_wire::{Cid, FlowId, Frame, FrameIter, ReasonCode, TOKEN_BYTES, WireReader, WireWriter};
+use d2tp_wire::{
+    CID_BYTES, Cid, FlowId, Frame, FrameIter, ReasonCode, TOKEN_BYTES, WireReader, WireWriter,
+};
 
 use crate::claim::SynClaims;
 use crate::config::SPARE_PATHS;
@@ -83,6 +85,28 @@ pub(crate) struct SynAckBody {
     pub(crate) spare: Vec<(Cid, [u8; TOKEN_BYTES])>,
     /// The ticket for the device's next handshake.
     pub(crate) ticket: Option<SessionTicket>,
+}
+
+/// The size of each spare connection id in a SYN+ACK.
+const SPARE_BYTES: usize = CID_BYTES + TOKEN_BYTES;
+/// The size of a ticket in a SYN+ACK.
+const TICKET_FIELD_BYTES: usize = TICKET_BYTES + 32;
+
+impl SynAckBody {
+    /// R-HS-5: leaves out what a SYN+ACK can do without, so that its payload is at most `room` bytes large:
+    /// the ticket, then connection ids for further paths.
+    pub(crate) fn shorten_to(&mut self, room: usize) {
+        let mut scratch = [0; 1_200];
+        let mut w = WireWriter::new(&mut scratch);
+        SynAck::Accepted(self.clone()).encode(&mut w);
+        let mut size = w.written();
+        if size > room && self.ticket.take().is_some() {
+            size -= TICKET_FIELD_BYTES;
+        }
+        while size > room && self.spare.pop().is_some() {
+            size -= SPARE_BYTES;
+        }
+    }
 }
 
 /// The decoded payload of a SYN+ACK.

@@ -8,8 +8,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use d2tp_time::Time;
 use d2tp_wire::{
-    CID_BYTES, DATA_HEADER_BYTES, DATAGRAM_FIRST_BYTES, FlowId, Frame, PacketKind, PathId,
-    PathStatus, ReasonCode, TAG_BYTES, WireWriter,
+    CID_BYTES, DATA_HEADER_BYTES, FlowId, Frame, PacketKind, PathId, PathStatus, ReasonCode,
+    TAG_BYTES, WireWriter,
 };
 
 use crate::config::PATHS_MAX;
@@ -743,7 +743,7 @@ impl Session {
         });
         let is_first = !std::mem::replace(&mut path.first_packet_padded, true);
         match is_first && initiator {
-            true => DATAGRAM_FIRST_BYTES,
+            true => path.first_packet_bytes(),
             false => 0,
         }
     }
@@ -838,8 +838,8 @@ impl Session {
             if std::mem::take(&mut path.pad_next) {
                 // R-PATH-9
                 least = least.max(match path.gated {
-                    true => PROBE_GATED_BYTES,
-                    false => DATAGRAM_FIRST_BYTES,
+                    true => PROBE_GATED_BYTES.min(path.first_packet_bytes()),
+                    false => path.first_packet_bytes(),
                 });
             }
         }

@@ -9,7 +9,7 @@ use std::io;
 use std::net::{Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 
-use d2tp_links::{KernelLinkProbe, Link, LinkProbe, NoLinkProbe};
+use d2tp_links::{KernelLinkProbe, Link, LinkKind, LinkProbe, NoLinkProbe};
 use d2tp_udp::{BindError, BindOptions, LinkSocket};
 use tokio::net::TcpSocket;
 
@@ -126,6 +126,10 @@ impl Attach for KernelLinks {
 /// resolver's order; a NAT64 address if the link has only IPv6 and the server only IPv4.
 fn server_addresses(link: &Link, servers: &[SocketAddr]) -> Vec<SocketAddr> {
     let mut found: Vec<SocketAddr> = Vec::new();
+    if link.kind == LinkKind::Serial {
+        // The bridge alone knows addresses.
+        return found;
+    }
     for server in servers {
         let reached = link.source_for(server.ip()).is_some();
         if reached && !found.iter().any(|f| f.is_ipv6() == server.is_ipv6()) {
@@ -152,7 +156,7 @@ fn nat64(remote: SocketAddr) -> Option<SocketAddr> {
 
 #[cfg(test)]
 mod tests {
-    use d2tp_links::{CostAssessment, CostClass, DefaultRoute, LinkKind};
+    use d2tp_links::{CostAssessment, CostClass, DefaultRoute};
 
     use super::*;
 

@@ -19,6 +19,7 @@ use d2tp_device::{
     PaidLinks, SessionPaths, SleepMeter,
 };
 use d2tp_links::{CostClass, Link, LinkKind, LinkProbe, StationStats};
+use d2tp_serial::SerialLine;
 use d2tp_session::{
     AckOffload, Admission, Endpoint, EndpointConfig, FlowId, LinkId, Mirroring, PathState,
     PathStats, PublicKey, SecretKey, Session, SessionEnd, SessionEvent, SessionId, Span, Time,
@@ -46,6 +47,7 @@ use crate::qlog::Qlog;
 use crate::relay_dispatch;
 use crate::relay_state::AbortOnDrop;
 use crate::secrets::seed;
+use crate::serial_link;
 use crate::server::CLOSE_GRACE;
 use crate::server_nodes::{ServerNodeLookup, server_nodes};
 use crate::service_records;
@@ -588,6 +590,7 @@ impl DeviceInner {
                 let mut inner = self.shared.inner.lock();
                 inner.sockets.remove(socket);
                 inner.streams.drop_link(*socket);
+                inner.serial_links.remove(*socket);
                 inner.final_payload.remove(socket);
             }
             LinkAction::OpenStream { link, ticket } => {
@@ -632,6 +635,9 @@ impl DeviceInner {
     /// Creates a link's sockets. Neither the links nor the core are locked during that.
     fn attach(&self, name: &str, ticket: u64) {
         let link = self.state.lock().described.get(name).cloned();
+        if let Some(line) = link.as_ref().and_then(serial_line_of) {
+            return self.attach_line(name, ticket, &line);
+        }
         let found = link.map_or(Ok(Vec::new()), |link| {
             let remotes = self.nodes.lock().remotes();
             self.attach.attach(&link, &remotes)
@@ -650,6 +656,20 @@ impl DeviceInner {
                 socket,
                 remote: attachment.remote,
             });
+        }
+        let mut state = self.state.lock();
+        state.links.on_socket(clock::now(), name, ticket, made);
+    }
+
+    /// Attaches to a serial line.
+    fn attach_line(&self, name: &str, ticket: u64, line: &SerialLine) {
+        let _on_runtime = self.runtime.enter();
+        let made = serial_link::attach(&self.shared, line).inspect_err(|error| {
+            tracing::warn!(link = %name, %error, "cannot use this link");
+        });
+        let made: Vec<AttachedSocket> = made.ok().into_iter().collect();
+        if let (Some(made), Some(feed)) = (made.first(), &self.shared.inner.lock().qlog) {
+            feed.name_link(made.socket, name);
         }
         let mut state = self.state.lock();
         state.links.on_socket(clock::now(), name, ticket, made);
@@ -765,7 +785,14 @@ fn facts_of(link: &Link) -> LinkFacts {
         routes_v4: routes(false),
         routes_v6: routes(true),
         half_duplex: link.kind == LinkKind::Wifi,
+        serial_rate: serial_line_of(link).map(|line| line.packet_bytes_per_second()),
     }
+}
+
+/// The serial line that a link is, if it is one.
+fn serial_line_of(link: &Link) -> Option<SerialLine> {
+    let is_line = link.kind == LinkKind::Serial;
+    link.name.parse().ok().filter(|_| is_line)
 }
 
 /// Updates the links while data moves, and otherwise only at events: an idle device has no timer.

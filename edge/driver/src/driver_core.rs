@@ -23,6 +23,7 @@ use crate::hibernation_state::HibernationState;
 use crate::qlog::{Qlog, QlogFeed};
 use crate::refused_clients::RefusedClientLog;
 use crate::relay_state::RelayState;
+use crate::serial_carriers::SerialCarriers;
 use crate::source::{HostKey, SendSource};
 use crate::stream_queues::StreamQueues;
 use crate::worker_links::WorkerLinks;
@@ -158,6 +159,8 @@ pub(crate) struct DriverCore {
     pub(crate) hibernation: HibernationState,
     /// Connections that carry packets in place of UDP.
     pub(crate) streams: StreamQueues,
+    /// Serial lines of a device.
+    pub(crate) serial_links: SerialCarriers,
     /// Relays, and peers reached by them.
     pub(crate) relays: RelayState,
     /// Flows whose sources must be read.
@@ -243,6 +246,7 @@ impl DriverShared {
                 qlog: None,
                 hibernation: HibernationState::default(),
                 streams: StreamQueues::default(),
+                serial_links: SerialCarriers::default(),
                 relays: RelayState::default(),
                 drawing: BTreeSet::new(),
                 refused_clients: RefusedClientLog::default(),
@@ -323,6 +327,7 @@ impl DriverShared {
         inner.hibernation.on_stop();
         inner.relays.stop();
         inner.streams.close_all();
+        inner.serial_links.clear();
         drop(inner);
         self.wake();
     }

@@ -14,8 +14,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use d2tp_session::{
-    Addresses, Endpoint, FlowEnd, FlowId, LinkId, RelayId, SessionEvent, SessionId, Span,
-    StreamPathId, Time, Transmit, is_reserved_address,
+    Addresses, Endpoint, FlowEnd, FlowId, LinkId, RelayId, SerialPathId, SessionEvent, SessionId,
+    Span, StreamPathId, Time, Transmit, is_reserved_address,
 };
 use d2tp_udp::{LinkSocket, RecvBatch};
 
@@ -137,6 +137,13 @@ impl DriverEngine {
         if let Some(stream) = StreamPathId::of(&transmit.remote) {
             let DriverCore { core, streams, .. } = inner;
             streams.enqueue(core, stream, bytes, transmit.segment);
+            return true;
+        }
+        if SerialPathId::of(&transmit.remote).is_some() {
+            inner.counts.on_sent(bytes.len(), transmit.segment);
+            inner
+                .serial_links
+                .send(transmit.link, bytes, transmit.segment);
             return true;
         }
         let Some(socket) = inner.sockets.get_mut(&transmit.link) else {
@@ -470,6 +477,7 @@ impl Future for DriverEngine {
                 core,
                 sockets,
                 streams,
+                serial_links,
                 ..
             } = &mut *inner;
             closing.retain(|link| {
@@ -480,6 +488,7 @@ impl Future for DriverEngine {
                 if !used {
                     sockets.remove(link);
                     streams.close_link(*link);
+                    serial_links.remove(*link);
                 }
                 used
             });

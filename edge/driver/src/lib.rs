@@ -53,6 +53,8 @@ mod relay_state;
 mod resumed_device;
 mod scheduler_handle;
 mod secrets;
+mod serial_carriers;
+mod serial_link;
 mod server;
 mod server_admission;
 mod server_choice;

@@ -7,6 +7,7 @@
 use std::net::IpAddr;
 use std::str::FromStr;
 
+use d2tp_serial::{SerialLine, SerialLineError};
 use serde::Serialize;
 
 use crate::link::Link;
@@ -54,7 +55,8 @@ pub struct CostAssessment {
     pub because: String,
 }
 
-/// A rule of the user: links of this name have this class.
+/// A rule of the user: links of this name have this class. A rule that names a serial line
+/// (`serial:/dev/ttyUSB0@9600=free`) adds that line to the links.
 ///
 /// ```
 /// use d2tp_links::{ClassRule, CostClass};
@@ -119,6 +121,14 @@ pub enum IneffectiveRuleError {
         /// The names of the devices that exist, for users.
         devices: String,
     },
+    /// The rule names a serial line that cannot be.
+    #[error("--link {rule}: {cause}")]
+    SerialLine {
+        /// The class rule that names the line.
+        rule: ClassRule,
+        /// What is wrong with the name.
+        cause: SerialLineError,
+    },
     /// The rule says that the loopback link costs something.
     #[error(
         "--link {rule}: {} does not leave this machine, so it is always free; leave the option out",
@@ -144,6 +154,14 @@ impl ClassRules {
     /// The first rule that names no link, or makes the loopback link cost something.
     pub fn check(&self, links: &[Link]) -> Result<(), IneffectiveRuleError> {
         for rule in self.rules.iter().filter(|rule| !rule.name.ends_with('*')) {
+            if SerialLine::is_line_name(&rule.name) {
+                let read: Result<SerialLine, SerialLineError> = rule.name.parse();
+                if let Err(cause) = read {
+                    let rule = rule.clone();
+                    return Err(IneffectiveRuleError::SerialLine { rule, cause });
+                }
+                continue;
+            }
             let named = links.iter().find(|link| link.name == rule.name);
             match named.map(|link| link.kind) {
                 None => {

@@ -38,6 +38,7 @@ mod network;
 mod network_manager;
 mod network_manager_bus;
 mod rules;
+mod serial_links;
 mod station;
 mod wifi_roaming;
 

@@ -21,6 +21,8 @@ pub enum LinkKind {
     Loopback,
     /// A tunnel over other links.
     Vpn,
+    /// A serial line to a bridge, or a radio that looks like one: it carries packets of D2TP alone.
+    Serial,
     /// A bridge, a container's virtual cable, or an unknown kind.
     Other,
 }
@@ -33,6 +35,7 @@ impl std::fmt::Display for LinkKind {
             LinkKind::Ethernet => "Ethernet",
             LinkKind::Loopback => "loopback",
             LinkKind::Vpn => "VPN",
+            LinkKind::Serial => "serial",
             LinkKind::Other => "other",
         })
     }

@@ -18,6 +18,7 @@ use crate::link_kind::LinkKindEvidence;
 use crate::monitor::LinkError;
 use crate::network::Networks;
 use crate::network_manager::NetworkManager;
+use crate::serial_links::serial_links;
 
 /// The kernel's table of its own addresses, which has no default routes.
 const TABLE_LOCAL: u32 = 255; // RT_TABLE_LOCAL, linux/rtnetlink.h
@@ -166,6 +167,7 @@ impl LinkReader {
         }
         let mut links: Vec<Link> = links.into_values().collect();
         self.resolver.resolve_tunnels(&mut links, &networks);
+        links.extend(serial_links(&self.resolver.flags));
         links
     }
 }

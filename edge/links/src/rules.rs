@@ -244,7 +244,7 @@ impl NetworkRule {
             LinkKind::Cellular => Some(LinkKindSetting::Cellular),
             LinkKind::Ethernet => Some(LinkKindSetting::Ethernet),
             LinkKind::Vpn => Some(LinkKindSetting::Vpn),
-            LinkKind::Loopback | LinkKind::Other => None,
+            LinkKind::Loopback | LinkKind::Serial | LinkKind::Other => None,
         };
         let is = |wanted: &Option<String>, there: Option<&str>| match wanted {
             Some(wanted) => there.is_some_and(|there| matches_pattern(wanted, there)),

@@ -6,6 +6,7 @@
 //!  a device between two links          in a network namespace            namespace.rs
 //!  Chromium, Firefox                   by WebDriver BiDi                browser.rs
 //!  NetworkManager, logind, a desktop   stand-ins on a bus                bus.rs
+//!  serial devices                      pseudo-terminals, with a rate     serial.rs
 //!  redis-server                        killed, paused, filled             redis.rs
 //!  tests that need the machine         beside each other, or alone       share.rs
 //!  waiting for a condition             with a limit                      wait.rs
@@ -20,6 +21,7 @@ pub mod namespace;
 pub mod origin;
 pub mod program;
 pub mod redis;
+pub mod serial;
 pub mod share;
 pub mod wait;
 

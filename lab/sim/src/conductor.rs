@@ -148,6 +148,7 @@ impl SimDevice {
             routes_v4: true,
             routes_v6: true,
             half_duplex: self.half_duplex[link],
+            serial_rate: None,
         }
     }
 

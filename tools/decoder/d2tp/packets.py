@@ -5,7 +5,7 @@ from .reader import Malformed, Reader
 VERSION = 1
 CID = 8
 TAG = 16
-SYN_MIN = 1200
+SYN_MIN = 160
 NOISE_2 = 32 + 16
 
 KINDS = {
@@ -52,7 +52,7 @@ def read_parts(datagram):
         return said | {"sealed": r.rest().hex()}
     if head["kind"] in ("SYN", "WAKE"):
         if len(datagram) < SYN_MIN:
-            raise Malformed(f"a {head['kind']} below 1,200 bytes")
+            raise Malformed(f"a {head['kind']} below 160 bytes")
         if head["kind"] == "WAKE":
             said |= {"ticket": r.bytes(76).hex()}
         message = r.bytes(r.left() - 32)

@@ -6,6 +6,7 @@ mod agent_sandbox;
 pub mod agent_start;
 mod agent_unit;
 mod balancer_args;
+pub mod bridge;
 pub mod browser;
 pub mod cast;
 pub mod completions;

@@ -3,6 +3,7 @@
 
 mod acme;
 mod batch;
+mod bridge;
 mod detached;
 mod download;
 mod durable_proxy;

@@ -34,6 +34,11 @@ use crate::syn::{Syn, SynAck, SynAckBody, SynOrigin};
 /// R-TICKET-4: the number of WAKEs of a host per second that may be replays and are answered without a
 /// cookie. Each costs two X25519 operations: about 1 ms of a second in total.
 const DOUBTFUL_WAKES_PER_SECOND: u32 = 20; // a guess
+/// The smallest SYN or WAKE that is read: its answer needs that much.
+pub(crate) const SYN_BYTES_MIN: usize = 160;
+/// How many times longer a handshake may be half open if its SYN came without padding: an answer of 230
+/// bytes and the first packet after it take 10 s at 300 bit/s.
+const HALF_OPEN_SLOW_TIMES: u64 = 6; // a guess: with a repetition or two
 /// How long a cookie secret is used for new cookies.
 const COOKIE_PERIOD: Span = Span::from_secs(120);
 
@@ -56,8 +61,9 @@ impl Endpoint {
         if matches!(self.admission, Admission::Nobody) {
             return;
         }
-        // R-HS-5: a SYN has its full size, so that no answer is larger.
-        if bytes.len() < DATAGRAM_FIRST_BYTES {
+        // R-HS-5: no answer is larger than the SYN. A device pads it so that the answer can be whole; over a
+        // serial line (R-SERIAL-1) it comes without padding, and its answer is cut to its size.
+        if bytes.len() < SYN_BYTES_MIN {
             return;
         }
         // R-HS-10
@@ -81,7 +87,9 @@ impl Endpoint {
             return;
         };
         match self.half_open.answer_repeated(now, from, cid) {
-            Some(RepeatedSyn::Answer(answer)) => return self.answer(from, answer),
+            Some(RepeatedSyn::Answer(answer)) => {
+                return self.answer_within(bytes.len(), from, answer);
+            }
             Some(RepeatedSyn::Late) => return,
             None => {}
         }
@@ -254,11 +262,14 @@ impl Endpoint {
             // R-PATH-16
             half.answered_elsewhere |= half.addresses.remote != from.remote;
             let answer = half.answer.clone();
-            return self.answer(from, answer);
+            return self.answer_within(len, from, answer);
         }
-        let Some(answer) = self.admit(&syn, key) else {
+        let Some(mut answer) = self.admit(&syn, key) else {
             return;
         };
+        if let SynAck::Accepted(body) = &mut answer {
+            body.shorten_to(len.saturating_sub(1 + CID_BYTES + SYN_ACK_OVERHEAD_BYTES));
+        }
         // R-TICKET-4: a WAKE that cannot be accepted, or a repeated one, may be a replay, and its
         // answer would cost two X25519 operations.
         let accepted = matches!(answer, SynAck::Accepted(_)) && self.half_open.of(&key).len() == 0;
@@ -288,7 +299,11 @@ impl Endpoint {
                 spare: syn.spare.iter().map(|c| (*c, [0; 16])).collect(),
                 ticket: None,
             };
-            let expires = now + self.config.half_open_max;
+            // R-HS-17: an answer takes long over a line whose SYN came without padding.
+            let expires = match len < DATAGRAM_FIRST_BYTES {
+                true => now + self.config.half_open_max.times(HALF_OPEN_SLOW_TIMES),
+                false => now + self.config.half_open_max,
+            };
             let index = self.half_open.insert(HalfOpen {
                 peer,
                 instance: syn.instance,
@@ -325,6 +340,13 @@ impl Endpoint {
             if self.admission.admits(&peer) {
                 self.prepare_early_packets(now, index, claims, early_data, room);
             }
+        }
+    }
+
+    /// Answers a SYN of `len` bytes, unless the answer is larger (R-HS-5).
+    fn answer_within(&mut self, len: usize, to: Addresses, answer: Vec<u8>) {
+        if answer.len() <= len {
+            self.answer(to, answer);
         }
     }
 

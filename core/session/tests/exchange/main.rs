@@ -19,6 +19,7 @@ mod offload;
 mod pair;
 mod paths;
 mod route;
+mod serial_path;
 mod slice;
 mod source;
 mod stream_path;

@@ -241,8 +241,9 @@ impl<'a, D: Dial> TransferSource<'a> for DirectSource<'a, D> {
         let mut candidates = Vec::new();
         for link in links.iter() {
             let reaches = link.is_usable() || on_link(link);
-            let is_loopback = link.kind == LinkKind::Loopback;
-            if is_loopback || !reaches || self.suspects.contains(link, now) {
+            // A serial line leads to a proxy only.
+            let leads_nowhere = matches!(link.kind, LinkKind::Loopback | LinkKind::Serial);
+            if leads_nowhere || !reaches || self.suspects.contains(link, now) {
                 continue;
             }
             let class = link.class.class;

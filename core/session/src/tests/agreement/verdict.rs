@@ -4,13 +4,13 @@ use d2tp_seal::{CipherSuite, Initiator, PacketKeys, PublicKey, Responder, Secret
 use d2tp_seal::{SessionTicket, TICKET_BYTES, open_cookie, verify_unknown_token};
 use d2tp_time::Time;
 use d2tp_wire::{
-    CID_BYTES, DATA_HEADER_BYTES, DATAGRAM_FIRST_BYTES, FrameIter, PacketKind, PathId, TAG_BYTES,
-    VERSION, WireReader,
+    CID_BYTES, DATA_HEADER_BYTES, FrameIter, PacketKind, PathId, TAG_BYTES, VERSION, WireReader,
 };
 use serde_json::{Value, json};
 
 use super::inputs::secrets;
 use crate::client_handshake::PROLOGUE;
+use crate::endpoint::handshakes::SYN_BYTES_MIN;
 use crate::endpoint::{Admission, Endpoint, IncomingDatagram};
 use crate::link::{Addresses, LinkId};
 use crate::syn::{Syn, SynAck};
@@ -155,7 +155,7 @@ fn syn(given: &Value, bytes: &[u8]) -> Option<Value> {
 
 fn read_syn(server: &SecretKey, cookie: &Value, bytes: &[u8]) -> Option<Value> {
     let (cid, _) = body(PacketKind::Syn, bytes)?;
-    if bytes.len() < DATAGRAM_FIRST_BYTES {
+    if bytes.len() < SYN_BYTES_MIN {
         return None;
     }
     let cookie: Option<[u8; 16]> = (!cookie.is_null()).then(|| array(cookie));
@@ -184,7 +184,7 @@ pub(super) fn ticket_fields(ticket: Option<&SessionTicket>) -> Value {
 /// The fields of a WAKE, read by a server that knows the holder of the ticket and its secret.
 fn wake(given: &Value, bytes: &[u8]) -> Option<Value> {
     let (cid, _) = body(PacketKind::Wake, bytes)?;
-    if bytes.len() < DATAGRAM_FIRST_BYTES {
+    if bytes.len() < SYN_BYTES_MIN {
         return None;
     }
     let server = SecretKey::from_bytes(array(&given["server_secret"]));

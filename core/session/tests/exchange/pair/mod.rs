@@ -147,6 +147,9 @@ pub struct Wire {
     pub address: SocketAddr,
     /// Whether it is a stream: packets stay in order, and each end learns when there is room.
     pub stream: bool,
+    /// The serial line by which the device reaches a bridge, if it is one. The server sees the bridge's
+    /// address.
+    pub serial: Option<SerialPathId>,
     pub count: u64,
     pub bytes_down: u64,
     pub bytes_up: u64,
@@ -168,6 +171,7 @@ impl Wire {
             behind: None,
             address: address.parse().unwrap(),
             stream: false,
+            serial: None,
             count: 0,
             bytes_down: 0,
             bytes_up: 0,
@@ -281,6 +285,9 @@ impl Pair {
             link: LinkId(link),
             local: None,
             remote: match &self.wires[&link] {
+                Wire {
+                    serial: Some(line), ..
+                } => line.address(),
                 wire if wire.stream => wire.address,
                 _ => self.server_address,
             },
@@ -292,6 +299,18 @@ impl Pair {
         let wire = self.wires.get_mut(&link).unwrap();
         wire.address = StreamPathId(u64::from(link)).address();
         (wire.stream, wire.rate) = (true, rate);
+    }
+
+    /// Makes a wire a serial line of this rate in bytes per second, on which packets of four seconds wait at
+    /// a bridge.
+    pub fn make_serial(&mut self, link: u32, bytes_per_second: u32) {
+        let wire = self.wires.get_mut(&link).unwrap();
+        wire.serial = Some(SerialPathId {
+            number: link,
+            bytes_per_second,
+        });
+        wire.rate = u64::from(bytes_per_second);
+        wire.queue = (4 * wire.rate).max(4_800);
     }
 
     /// Ends the stream of a wire, and notifies both ends.
@@ -430,10 +449,10 @@ impl Pair {
                 }
                 *busy = leaves;
             }
-            let from = if to_server || wire.stream {
-                wire.address
-            } else {
-                server_address
+            let from = match wire.serial {
+                Some(line) if !to_server => line.address(),
+                _ if to_server || wire.stream => wire.address,
+                _ => server_address,
             };
             if to_server && self.keep_log {
                 self.log.push((link, from, datagram.to_vec()));

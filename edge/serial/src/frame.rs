@@ -1,0 +1,179 @@
+//! Frames of a link: what travels between two delimiters of a serial line.
+//!
+//! ```text
+//!  whole packet   kind ‖ address (2) ‖ packet ‖ CRC-32 (4)
+//!  fragment       kind ‖ address (2) ‖ packet number ‖ last, index ‖ bytes ‖ CRC-32 (4)
+//!
+//!  kind: 0x10 whole, 0x11 fragment; | 0x80 from the bridge
+//! ```
+//!
+//! The address is the mobile's in both directions. An unfragmented packet costs nine bytes with its byte
+//! stuffing, where IPv4 and UDP take 28.
+//!
+//! ```
+//! use d2tp_serial::{FrameBody, LinkFrame, StationAddress};
+//! let frame = LinkFrame { from_bridge: false, address: StationAddress(0x0107), body: FrameBody::Whole(b"hi") };
+//! let mut bytes = Vec::new();
+//! frame.encode(&mut bytes);
+//! assert_eq!(bytes[..5], [0x10, 1, 7, b'h', b'i']);
+//! assert_eq!(LinkFrame::decode(&bytes), Ok(frame));
+//! ```
+
+use std::fmt;
+
+/// Bytes of a frame that carries a whole packet, beside the packet.
+pub(crate) const WHOLE_OVERHEAD_BYTES: usize = 3 + CRC_BYTES;
+/// Bytes of a fragment beside its content.
+pub(crate) const FRAGMENT_OVERHEAD_BYTES: usize = 5 + CRC_BYTES;
+/// The largest number of a fragment.
+pub(crate) const FRAGMENT_INDEX_MAX: u8 = 0x7f;
+
+const CRC_BYTES: usize = 4;
+const FROM_BRIDGE: u8 = 0x80;
+const KIND_WHOLE: u8 = 0x10;
+const KIND_FRAGMENT: u8 = 0x11;
+const LAST: u8 = 0x80;
+
+/// A mobile's address on a line. Each session of a mobile draws one; two that draw the same share their
+/// turns, and each drops the other's packets, which it cannot open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StationAddress(pub u16);
+
+impl fmt::Display for StationAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04x}", self.0)
+    }
+}
+
+/// What travels between two delimiters of a serial line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkFrame<'a> {
+    /// Whether the bridge sent it; otherwise a mobile did.
+    pub from_bridge: bool,
+    /// The mobile that sent it, or that it is for.
+    pub address: StationAddress,
+    /// The content.
+    pub body: FrameBody<'a>,
+}
+
+/// The content of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrameBody<'a> {
+    /// A packet.
+    Whole(&'a [u8]),
+    /// A part of a packet that is larger than a frame.
+    Fragment(LinkFragment<'a>),
+}
+
+/// A part of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkFragment<'a> {
+    /// The packet's number among those of this mobile and direction, modulo 256.
+    pub number: u8,
+    /// The place of this part in the packet.
+    pub index: u8,
+    /// Whether no part follows.
+    pub last: bool,
+    /// The bytes of this part.
+    pub bytes: &'a [u8],
+}
+
+/// Why bytes between two delimiters are no frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrameFault {
+    /// The check does not fit: noise, or the rest of a frame.
+    Damaged,
+    /// The check fits, but the kind of frame is unknown or its content is none.
+    Unknown,
+}
+
+impl<'a> LinkFrame<'a> {
+    /// Appends the frame's bytes.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let start = out.len();
+        let direction = if self.from_bridge { FROM_BRIDGE } else { 0 };
+        let [high, low] = self.address.0.to_be_bytes();
+        match self.body {
+            FrameBody::Whole(packet) => {
+                out.extend([direction | KIND_WHOLE, high, low]);
+                out.extend(packet);
+            }
+            FrameBody::Fragment(fragment) => {
+                let last = if fragment.last { LAST } else { 0 };
+                let place = last | fragment.index & FRAGMENT_INDEX_MAX;
+                out.extend([direction | KIND_FRAGMENT, high, low, fragment.number, place]);
+                out.extend(fragment.bytes);
+            }
+        }
+        let check = crc32fast::hash(&out[start..]);
+        out.extend(check.to_be_bytes());
+    }
+
+    /// Reads a frame.
+    ///
+    /// # Errors
+    /// The bytes are no frame.
+    pub fn decode(bytes: &'a [u8]) -> Result<LinkFrame<'a>, FrameFault> {
+        let (content, check) = bytes
+            .split_last_chunk::<CRC_BYTES>()
+            .ok_or(FrameFault::Damaged)?;
+        if crc32fast::hash(content) != u32::from_be_bytes(*check) {
+            return Err(FrameFault::Damaged);
+        }
+        let (head, rest) = content
+            .split_first_chunk::<3>()
+            .ok_or(FrameFault::Unknown)?;
+        let body = match head[0] & !FROM_BRIDGE {
+            KIND_WHOLE if !rest.is_empty() => FrameBody::Whole(rest),
+            KIND_FRAGMENT => match rest {
+                [number, place, bytes @ ..] if !bytes.is_empty() => {
+                    FrameBody::Fragment(LinkFragment {
+                        number: *number,
+                        index: place & FRAGMENT_INDEX_MAX,
+                        last: place & LAST != 0,
+                        bytes,
+                    })
+                }
+                _ => return Err(FrameFault::Unknown),
+            },
+            _ => return Err(FrameFault::Unknown),
+        };
+        Ok(LinkFrame {
+            from_bridge: head[0] & FROM_BRIDGE != 0,
+            address: StationAddress(u16::from_be_bytes([head[1], head[2]])),
+            body,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_frame_comes_back_and_every_damaged_bit_is_noticed(
+            from_bridge: bool, address: u16, number: u8, index in 0..=FRAGMENT_INDEX_MAX, last: bool,
+            whole: bool, content in prop::collection::vec(any::<u8>(), 1..300), flip: prop::sample::Index,
+        ) {
+            let body = match whole {
+                true => FrameBody::Whole(&content),
+                false => FrameBody::Fragment(LinkFragment { number, index, last, bytes: &content }),
+            };
+            let frame = LinkFrame { from_bridge, address: StationAddress(address), body };
+            let mut bytes = Vec::new();
+            frame.encode(&mut bytes);
+            prop_assert_eq!(LinkFrame::decode(&bytes), Ok(frame));
+            let bit = flip.index(bytes.len() * 8);
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            prop_assert_eq!(LinkFrame::decode(&bytes), Err(FrameFault::Damaged));
+        }
+
+        #[test]
+        fn arbitrary_bytes_are_refused_or_read(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+            let _ = LinkFrame::decode(&bytes);
+        }
+    }
+}
