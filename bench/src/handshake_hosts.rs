@@ -107,6 +107,7 @@ pub fn record_of(role: Role, peer: PublicKey, number: u64) -> SessionRecord {
         },
         closing: None,
         ticket: None,
+        secret: None,
         flows: vec![FlowRecord {
             id: flow_id(),
             options: FlowOptions {

@@ -14,13 +14,14 @@ use std::collections::VecDeque;
 
 use d2tp_seal::{
     Initiator, PublicKey, Rng, SYN_OVERHEAD_BYTES, SecretKey, SynMacs, TICKET_BYTES,
-    WAKE_OVERHEAD_BYTES,
+    SessionSecret, WAKE_OVERHEAD_BYTES,
 };
 use d2tp_time::{Span, Time};
 use d2tp_wire::{CID_BYTES, Cid, DATAGRAM_FIRST_BYTES, PacketKind, PathId, VERSION, WireWriter};
 
 use crate::claim::{FlowClaim, SynClaims};
 use crate::config::{EndpointConfig, SPARE_PATHS};
+use crate::key_exchange::{HYBRID_SUITE, SYN_TRAILER_BYTES, SynTrailer};
 use crate::link::{Addresses, LinkId};
 use crate::session_state::CidChange;
 use crate::syn::EARLY_DATA_MARK;
@@ -98,6 +99,8 @@ pub(crate) struct PendingSyn {
     pub(crate) addresses: Addresses,
     pub(crate) gated: bool,
     pub(crate) by_ticket: bool,
+    /// The session secret that the SYN named.
+    pub(crate) secret: Option<Box<SessionSecret>>,
     pub(crate) sent_at: Time,
     /// Whether the SYN claimed flows. Claims are valid only while nothing else changes those flows.
     claimed: bool,
@@ -224,6 +227,7 @@ impl ClientHandshake {
         claims: Vec<FlowClaim>,
         early_data: &[u8],
         ticket: Option<&mut ClientTicket>,
+        hybrid: Option<(SynTrailer, Option<&SessionSecret>)>,
         config: &EndpointConfig,
         rng: &mut Rng,
     ) -> Option<OutgoingSyn> {
@@ -241,13 +245,24 @@ impl ClientHandshake {
         // A WAKE has less room for its payload than a SYN.
         const PAYLOAD: usize = BODY - TICKET_BYTES - WAKE_OVERHEAD_BYTES;
         let mut payload = [0; BODY];
-        let mut w = WireWriter::new(&mut payload[..PAYLOAD]);
+        let early = claims.is_empty() && !early_data.is_empty() && !gated;
+        // R-EARLY-1: a server that gave a ticket may know the instance.
+        let fields_end = match early {
+            true => BODY - SYN_OVERHEAD_BYTES,
+            false => PAYLOAD,
+        } - SYN_TRAILER_BYTES;
+        let ticket = ticket.filter(|_| !early);
+        let mut w = WireWriter::new(&mut payload[..fields_end]);
         w.u64(instance);
         w.u32(epoch);
         const SAYS: usize = 8 + 4;
-        w.u8(config.suites.len() as u8);
+        w.u8(config.suites.len() as u8 + u8::from(hybrid.is_some()));
         for suite in &config.suites {
             w.u8(suite.code());
+        }
+        // R-KEM-1
+        if hybrid.is_some() {
+            w.u8(HYBRID_SUITE);
         }
         w.varint(config.session_window);
         w.varint(config.flow_window);
@@ -259,7 +274,7 @@ impl ClientHandshake {
         let claimed = !list.is_empty();
         // R-EARLY-1: early data is not sent on metered links, because nothing limits it before
         // there is a path.
-        if list.is_empty() && !early_data.is_empty() && !gated {
+        if early {
             w.u8(EARLY_DATA_MARK);
             w.varint(early_data.len() as u64);
             w.bytes(early_data);
@@ -285,9 +300,14 @@ impl ClientHandshake {
         let ticket = ticket.and_then(ClientTicket::show);
         // The payload is padded so that the datagram has its full size (R-HS-5).
         let padded = match ticket {
-            Some(_) => &payload[..PAYLOAD],
-            None => &payload[..BODY - SYN_OVERHEAD_BYTES],
+            Some(_) => &mut payload[..PAYLOAD],
+            None => &mut payload[..BODY - SYN_OVERHEAD_BYTES],
         };
+        let trailer_at = padded.len() - SYN_TRAILER_BYTES;
+        if let Some((trailer, _)) = hybrid {
+            padded[trailer_at..].copy_from_slice(&trailer.encode());
+        }
+        let padded = &*padded;
         buf[1..HEAD].copy_from_slice(&self.cids[0].0);
         let end = buf.len() - SynMacs::BYTES;
         let seed = rng.array();
@@ -323,6 +343,7 @@ impl ClientHandshake {
             addresses,
             gated,
             by_ticket: kind == PacketKind::Wake,
+            secret: hybrid.and_then(|(_, secret)| secret.cloned().map(Box::new)),
             sent_at: now,
             claimed,
             datagram: (&*buf).into(),

@@ -5,6 +5,7 @@ use d2tp_wire::{Cid, FlowId, Frame, FrameIter, ReasonCode, TOKEN_BYTES, WireRead
 
 use crate::claim::SynClaims;
 use crate::config::SPARE_PATHS;
+use crate::key_exchange::{HYBRID_SUITE, HybridAnswer, SynTrailer};
 use crate::link::Addresses;
 
 /// The decoded payload of a SYN.
@@ -21,6 +22,8 @@ pub(crate) struct Syn {
     pub(crate) early_data: Option<Vec<u8>>,
     /// The epoch of the handshake that issued the ticket, if the SYN has one.
     pub(crate) ticket_of: Option<u32>,
+    /// What the device says about keys of ML-KEM, if it offers them.
+    pub(crate) hybrid: Option<SynTrailer>,
 }
 
 /// The source of a SYN, and the properties of its datagram that its answer needs.
@@ -57,6 +60,8 @@ impl Syn {
             Some(_) => SynClaims::default(),
             None => SynClaims::decode(r)?,
         };
+        let offers = suites.contains(&HYBRID_SUITE);
+        let hybrid = offers.then(|| SynTrailer::decode(r.rest()));
         Some(Syn {
             instance,
             epoch,
@@ -67,6 +72,7 @@ impl Syn {
             claims,
             early_data,
             ticket_of: None,
+            hybrid,
         })
     }
 }
@@ -83,6 +89,8 @@ pub(crate) struct SynAckBody {
     pub(crate) spare: Vec<(Cid, [u8; TOKEN_BYTES])>,
     /// The ticket for the device's next handshake.
     pub(crate) ticket: Option<SessionTicket>,
+    /// What follows for keys of ML-KEM.
+    pub(crate) hybrid: HybridAnswer,
 }
 
 /// The decoded payload of a SYN+ACK.
@@ -120,6 +128,9 @@ impl SynAck {
                 if let Some(ticket) = &b.ticket {
                     w.bytes(&ticket.bytes);
                     w.bytes(&ticket.secret);
+                }
+                if b.hybrid != HybridAnswer::Unused {
+                    w.u8(b.hybrid.code());
                 }
             }
             SynAck::Stale { confirmed } => {
@@ -160,6 +171,7 @@ impl SynAck {
                     }),
                     _ => None,
                 };
+                let hybrid = HybridAnswer::from_code(r.u8().unwrap_or(0));
                 SynAck::Accepted(SynAckBody {
                     cid,
                     token,
@@ -169,6 +181,7 @@ impl SynAck {
                     flow_credit,
                     spare,
                     ticket,
+                    hybrid,
                 })
             }
             1 => SynAck::Stale {
@@ -223,6 +236,7 @@ mod tests {
             flow_credit: 77,
             spare: vec![(Cid([3; 8]), [4; 16]); 3],
             ticket: None,
+            hybrid: HybridAnswer::Unused,
         };
         let ticket = Some(SessionTicket {
             bytes: [5; TICKET_BYTES],

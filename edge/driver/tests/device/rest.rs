@@ -355,6 +355,7 @@ fn stored(n: u64, left_s: u64) -> (JournalSessionKey, StoredRecord, JournalFlowK
         seen: vec![(1, vec![(0, 1)])],
         closing: None,
         ticket: None,
+        secret: None,
         flows: vec![FlowRecord {
             id: flow,
             options: FlowOptions {
@@ -711,6 +712,7 @@ fn crowded(journal: &Journal, sessions: u64) {
             seen: Vec::new(),
             closing: None,
             ticket: None,
+            secret: None,
             flows: vec![FlowRecord {
                 id: flow,
                 options: FlowOptions {

@@ -926,6 +926,10 @@ fn record(draw: &mut Draw) -> Case {
         Role::Responder
     };
     let ticket = perhaps_a_ticket(draw).filter(|_| role == Role::Initiator);
+    let secret = draw.0.u64().is_multiple_of(2).then(|| SessionSecret {
+        id: draw.0.array(),
+        secret: draw.0.array(),
+    });
     let record = SessionRecord {
         role,
         peer: d2tp_seal::PublicKey(draw.0.array()),
@@ -937,6 +941,7 @@ fn record(draw: &mut Draw) -> Case {
             .some()
             .map(|code| (code, Span::from_millis(draw.bits(40)))),
         ticket,
+        secret,
         flows,
     };
     let (why, bytes) = perhaps_damaged(draw, "a record", record.encode());
