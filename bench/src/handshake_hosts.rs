@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use d2tp_session::{
     Addresses, Admission, Endpoint, EndpointConfig, FlowId, FlowOptions, FlowRecord,
-    IncomingDatagram, LinkId, PublicKey, Role, SecretKey, Session, SessionEvent, SessionId,
+    HybridPolicy, IncomingDatagram, LinkId, PublicKey, Role, SecretKey, Session, SessionEvent, SessionId,
     SessionRecord, Span, TicketHolder, TicketIssuer, Time,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -169,15 +169,21 @@ pub struct Crowd {
 }
 
 impl Crowd {
-    /// Creates an empty crowd with `sockets` sockets to the server.
+    /// Creates an empty crowd with `sockets` sockets to the server. Its hosts agree keys by ML-KEM or not.
     ///
     /// # Errors
     /// The sockets cannot be opened.
-    pub fn new(server: SocketAddr, server_key: PublicKey, sockets: usize) -> Result<Crowd> {
+    pub fn new(
+        server: SocketAddr,
+        server_key: PublicKey,
+        sockets: usize,
+        hybrid: HybridPolicy,
+    ) -> Result<Crowd> {
         // A window of what a sleeper has read before: the server holds the rest back.
         let config = EndpointConfig {
             flow_window: READ_BEFORE_BYTES,
             session_window: 2 * FLOW_BYTES,
+            hybrid,
             ..EndpointConfig::default()
         };
         Crowd::with_config(server, server_key, sockets, config)

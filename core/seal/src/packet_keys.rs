@@ -692,9 +692,10 @@ mod tests {
         let keys = |secret, initiator| {
             PacketKeys::with_secret(CipherSuite::Aes128Gcm, &s, secret, initiator)
         };
+        let (right, wrong) = (secret(1), secret(2));
         let mut p = packet(b"some frames");
-        keys(Some(&secret(1)), true).seal(PathId(0), 0, &mut p);
-        for (other, opens) in [(Some(&secret(1)), true), (Some(&secret(2)), false), (None, false)] {
+        keys(Some(&right), true).seal(PathId(0), 0, &mut p);
+        for (other, opens) in [(Some(&right), true), (Some(&wrong), false), (None, false)] {
             let opened = keys(other, false).open(PathId(0), 0, &mut p.clone());
             assert_eq!(opened.is_ok(), opens);
         }

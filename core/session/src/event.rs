@@ -253,6 +253,8 @@ pub enum SessionEvent {
         /// Payload of the datagram.
         bytes: Bytes,
     },
+    /// An exchange by ML-KEM is complete: its keys are in force, and the session's record has changed.
+    HybridKeys,
     /// The session has no path, so it sends nothing until it has one again.
     Suspended(ReasonCode),
     /// The session was restored for a handshake that was not confirmed, and is hibernated again

@@ -19,7 +19,7 @@ use d2tp_seal::{
 };
 use d2tp_wire::{Frame, WireWriter};
 
-use crate::event::PeerFault;
+use crate::event::{PeerFault, SessionEvent};
 use crate::sent_packet::{SentFrame, SentPacket};
 use crate::session::{Session, say};
 use crate::session_state::Role;
@@ -286,6 +286,7 @@ impl Session {
         self.wants &= !(say::SHARE_FIRST | say::SHARE_SECOND);
         self.hybrid = HybridKeys::InForce;
         self.session_secret = secret.map(Box::new);
+        self.emit(SessionEvent::HybridKeys);
     }
 
     /// Writes the halves of this end's share that are to be sent.

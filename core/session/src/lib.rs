@@ -96,7 +96,8 @@ pub use config::{
 };
 pub use congestion::CongestionKind;
 pub use d2tp_seal::{
-    CipherSuite, PublicKey, Rng, SecretKey, SessionTicket, TicketHolder, TicketIssuer,
+    CipherSuite, PublicKey, Rng, SecretKey, SessionSecret, SessionTicket, TicketHolder,
+    TicketIssuer,
 };
 pub use d2tp_time::{Span, Time};
 pub use d2tp_wire::{FlowId, PathId, PathStatus, ReasonCode};
