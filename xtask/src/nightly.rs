@@ -61,6 +61,7 @@ pub fn run(options: &NightlyOptions) -> Result<bool> {
     for target in fuzz_targets()? {
         steps.run(&format!("fuzz {target}"), || fuzz(&target, options));
     }
+    steps.run("symbolic models", crate::model::step);
     steps.run("advisories", || {
         if has_subcommand("deny") {
             run_command(&mut cargo(["deny", "check"]))

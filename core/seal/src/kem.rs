@@ -193,6 +193,7 @@ mod tests {
 
     #[test]
     fn what_is_no_encapsulation_key_is_refused() {
+        // R-KEM-5
         assert!(kem_encapsulate(&[0xff; KEM_KEY_BYTES], &[3; 32]).is_err());
     }
 }

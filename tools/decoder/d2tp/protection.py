@@ -64,7 +64,7 @@ class Direction:
         if first & HYBRID_BIT:
             root = self.hybrid_root
             if root is None:
-                raise Malformed("hybrid keys that were not agreed")
+                raise Malformed("reserved bits are set: there are no hybrid keys")
         # The one in force, the one before and the next; no two of them share their two bits.
         fitting = [g for g in range(max(0, generation - 1), generation + 2) if g % 4 == bits]
         if not fitting:
