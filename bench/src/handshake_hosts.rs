@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use d2tp_session::{
-    Addresses, Admission, Endpoint, EndpointConfig, FlowId, FlowOptions, FlowRecord,
-    HybridPolicy, IncomingDatagram, LinkId, PublicKey, Role, SecretKey, Session, SessionEvent, SessionId,
+    Addresses, Admission, Endpoint, EndpointConfig, FlowId, FlowOptions, FlowRecord, HybridPolicy,
+    IncomingDatagram, LinkId, PublicKey, Role, SecretKey, Session, SessionEvent, SessionId,
     SessionRecord, Span, TicketHolder, TicketIssuer, Time,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};

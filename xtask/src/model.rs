@@ -39,7 +39,9 @@ fn cases_of(text: &str) -> Result<Vec<ModelCase>> {
         expected: String::new(),
     };
     let mut next = Some(case("as it is"));
-    let head = text.lines().take_while(|line| !line.starts_with("attacker["));
+    let head = text
+        .lines()
+        .take_while(|line| !line.starts_with("attacker["));
     for line in head.filter_map(|line| line.strip_prefix("// ")) {
         let Some((word, rest)) = line.split_once(' ') else {
             continue;
@@ -68,7 +70,11 @@ fn changed(text: &str, case: &ModelCase) -> Result<String> {
     let (_, body) = text.split_once("attacker[").context("it has no attacker")?;
     let mut body = format!("attacker[{body}");
     for (old, new) in &case.replaced {
-        ensure!(body.contains(old.as_str()), "{}: `{old}` is not there", case.name);
+        ensure!(
+            body.contains(old.as_str()),
+            "{}: `{old}` is not there",
+            case.name
+        );
         body = body.replace(old.as_str(), new);
     }
     Ok(body)
@@ -151,7 +157,10 @@ mod tests {
         let cases = cases_of(text).unwrap();
         assert_eq!(cases.len(), 2);
         assert_eq!((&*cases[0].name, &*cases[0].expected), ("as it is", "c0"));
-        assert_eq!(changed(text, &cases[1]).unwrap(), "attacker[active]\n\nA -> B: [plain]\n");
+        assert_eq!(
+            changed(text, &cases[1]).unwrap(),
+            "attacker[active]\n\nA -> B: [plain]\n"
+        );
         let elsewhere = text.replace("B: [sealed]", "B: [other]");
         assert!(changed(&elsewhere, &cases[1]).is_err());
         assert!(cases_of("// variant one\nattacker[active]").is_err());
@@ -169,7 +178,11 @@ mod tests {
             }
             for query in (1..cases[0].expected.len()).step_by(2) {
                 let verdicts = cases.iter().map(|case| case.expected.as_bytes()[query]);
-                assert!(verdicts.max() == Some(b'1'), "{model:?}: query {}", query / 2);
+                assert!(
+                    verdicts.max() == Some(b'1'),
+                    "{model:?}: query {}",
+                    query / 2
+                );
             }
         }
     }

@@ -89,12 +89,14 @@ fn key_pair(seed: &[u8; KEM_SEED_BYTES]) -> KemKey {
     // aws-lc writes `key` only if it succeeds.
     let made = unsafe {
         let context = ffi::EVP_PKEY_CTX_new_id(ffi::EVP_PKEY_KEM, null_mut());
-        NonNull::new(context).map(KemContext).is_some_and(|context| {
-            let context = context.0.as_ptr();
-            ffi::EVP_PKEY_CTX_kem_set_params(context, ffi::NID_MLKEM768) == 1
-                && ffi::EVP_PKEY_keygen_init(context) == 1
-                && keygen_deterministic(context, &mut key, seed.as_ptr(), &mut len) == 1
-        })
+        NonNull::new(context)
+            .map(KemContext)
+            .is_some_and(|context| {
+                let context = context.0.as_ptr();
+                ffi::EVP_PKEY_CTX_kem_set_params(context, ffi::NID_MLKEM768) == 1
+                    && ffi::EVP_PKEY_keygen_init(context) == 1
+                    && keygen_deterministic(context, &mut key, seed.as_ptr(), &mut len) == 1
+            })
     };
     let key = NonNull::new(key).filter(|_| made);
     KemKey(key.expect("every seed of this length has a key pair, and memory is there"))
@@ -107,7 +109,10 @@ pub fn kem_encapsulation_key(seed: &[u8; KEM_SEED_BYTES]) -> [u8; KEM_KEY_BYTES]
     // SAFETY: the key is valid, and the buffer has the length that is passed.
     let done =
         unsafe { ffi::EVP_PKEY_get_raw_public_key(key.0.as_ptr(), out.as_mut_ptr(), &mut len) };
-    assert!(done == 1 && len == KEM_KEY_BYTES, "ML-KEM-768 has one size of keys");
+    assert!(
+        done == 1 && len == KEM_KEY_BYTES,
+        "ML-KEM-768 has one size of keys"
+    );
     out
 }
 
@@ -125,7 +130,9 @@ pub fn kem_encapsulate(
     // SAFETY: all buffers have the lengths that are passed, and aws-lc copies the key.
     let done = unsafe {
         let key = ffi::EVP_PKEY_kem_new_raw_public_key(ffi::NID_MLKEM768, key.as_ptr(), key.len());
-        let key = NonNull::new(key).map(KemKey).ok_or(SealError::NotAuthentic)?;
+        let key = NonNull::new(key)
+            .map(KemKey)
+            .ok_or(SealError::NotAuthentic)?;
         let context = ffi::EVP_PKEY_CTX_new(key.0.as_ptr(), null_mut());
         let context = NonNull::new(context).map(KemContext);
         let context = context.ok_or(SealError::NotAuthentic)?;
@@ -160,7 +167,10 @@ pub fn kem_decapsulate(
     let done = unsafe {
         ffi::EVP_PKEY_get_raw_private_key(key.0.as_ptr(), expanded.as_mut_ptr(), &mut len)
     };
-    assert!(done == 1 && len == EXPANDED_BYTES, "ML-KEM-768 has one size of keys");
+    assert!(
+        done == 1 && len == EXPANDED_BYTES,
+        "ML-KEM-768 has one size of keys"
+    );
     let key = DecapsulationKey::new(&ML_KEM_768, &expanded);
     expanded.fill(0);
     // Keeps the compiler from removing the write above as a dead store.
@@ -168,7 +178,10 @@ pub fn kem_decapsulate(
     let key = key.map_err(|_| SealError::BadLength)?;
     let secret = key.decapsulate(Ciphertext::from(ciphertext));
     let secret = secret.map_err(|_| SealError::BadLength)?;
-    let secret = secret.as_ref().try_into().map_err(|_| SealError::BadLength)?;
+    let secret = secret
+        .as_ref()
+        .try_into()
+        .map_err(|_| SealError::BadLength)?;
     Ok(KemSecret(secret))
 }
 

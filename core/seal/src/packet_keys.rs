@@ -317,7 +317,10 @@ impl PacketKeys {
     /// R-KEM-3: lets an exchange by ML-KEM follow the handshake. Without this call
     /// [`PacketKeys::mix_in`] returns nothing.
     pub fn await_exchange(&mut self, secrets: &HandshakeSecrets) {
-        let prk = extract(&secrets.transcript, &[&secrets.initiator, &secrets.responder]);
+        let prk = extract(
+            &secrets.transcript,
+            &[&secrets.initiator, &secrets.responder],
+        );
         self.hybrid = HybridStage::Awaited(Box::new(expanded(&prk, b"d2tp exchange")));
     }
 
@@ -640,7 +643,10 @@ mod tests {
             p
         };
         let (mut device, mut server) = exchanged([6; 32]);
-        assert_eq!((device.are_hybrid(), server.are_hybrid()), ((true, false), (false, false)));
+        assert_eq!(
+            (device.are_hybrid(), server.are_hybrid()),
+            ((true, false), (false, false))
+        );
         let mut early = send(&mut server, 0);
         let mut late = send(&mut server, 1);
         assert!(!device.open(PathId(0), 0, &mut early).unwrap().key_advanced);

@@ -242,5 +242,8 @@ fn opens(keys: &mut PacketKeys, vector: &Value) {
     let mut packet = bytes(&vector["packet"]);
     let opened = keys.open(path, number, &mut packet).unwrap();
     assert_eq!(opened.number, number);
-    assert_eq!(packet[DATA_HEADER_BYTES..opened.end], bytes(&vector["frames"]));
+    assert_eq!(
+        packet[DATA_HEADER_BYTES..opened.end],
+        bytes(&vector["frames"])
+    );
 }

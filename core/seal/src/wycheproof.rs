@@ -255,8 +255,18 @@ fn keys_and_ciphertexts_of_ml_kem_are_wycheproofs() {
             }
             _ => {
                 let (ciphertext, secret) = made.expect("a key");
-                assert_eq!(ciphertext[..], t.ct.expect("a ciphertext")[..], "{}", t.tc_id);
-                assert_eq!(secret.0, t.shared_secret.expect("a secret")[..], "{}", t.tc_id);
+                assert_eq!(
+                    ciphertext[..],
+                    t.ct.expect("a ciphertext")[..],
+                    "{}",
+                    t.tc_id
+                );
+                assert_eq!(
+                    secret.0,
+                    t.shared_secret.expect("a secret")[..],
+                    "{}",
+                    t.tc_id
+                );
                 valid += 1;
             }
         }

@@ -13,8 +13,8 @@
 use std::collections::VecDeque;
 
 use d2tp_seal::{
-    Initiator, PublicKey, Rng, SYN_OVERHEAD_BYTES, SecretKey, SynMacs, TICKET_BYTES,
-    SessionSecret, WAKE_OVERHEAD_BYTES,
+    Initiator, PublicKey, Rng, SYN_OVERHEAD_BYTES, SecretKey, SessionSecret, SynMacs, TICKET_BYTES,
+    WAKE_OVERHEAD_BYTES,
 };
 use d2tp_time::{Span, Time};
 use d2tp_wire::{CID_BYTES, Cid, DATAGRAM_FIRST_BYTES, PacketKind, PathId, VERSION, WireWriter};

@@ -59,7 +59,8 @@ pub(crate) struct SynTrailer {
 impl SynTrailer {
     pub(crate) fn encode(self) -> [u8; SYN_TRAILER_BYTES] {
         let mut out = [0; SYN_TRAILER_BYTES];
-        out[0] = NAMES_SECRET * u8::from(self.secret.is_some()) | REQUIRES * u8::from(self.required);
+        out[0] =
+            NAMES_SECRET * u8::from(self.secret.is_some()) | REQUIRES * u8::from(self.required);
         out[1..].copy_from_slice(&self.secret.unwrap_or_default());
         out
     }
@@ -122,7 +123,11 @@ pub(crate) struct ShareHalves([Option<Box<[u8]>>; 2]);
 
 impl ShareHalves {
     /// Adds a half; returns the share of `N` bytes when it is whole. A copy changes nothing.
-    fn add<const N: usize>(&mut self, half: usize, bytes: &[u8]) -> Result<Option<Box<[u8; N]>>, PeerFault> {
+    fn add<const N: usize>(
+        &mut self,
+        half: usize,
+        bytes: &[u8],
+    ) -> Result<Option<Box<[u8; N]>>, PeerFault> {
         if bytes.len() * 2 != N {
             return Err(PeerFault::KeyShare);
         }
@@ -242,7 +247,8 @@ impl Session {
                 let Some(ciphertext) = answer.add::<KEM_CIPHERTEXT_BYTES>(half, bytes)? else {
                     return Ok(());
                 };
-                let shared = kem_decapsulate(seed, &ciphertext[..]).map_err(|_| PeerFault::KeyShare)?;
+                let shared =
+                    kem_decapsulate(seed, &ciphertext[..]).map_err(|_| PeerFault::KeyShare)?;
                 let secret = keys.mix_in(key, &ciphertext[..], &shared, true);
                 self.sealed_packets = 0;
                 self.finish_key_exchange(secret);
@@ -341,6 +347,9 @@ mod tests {
         assert_eq!(halves.add::<4>(1, &[3, 4]), Ok(None));
         assert_eq!(halves.add::<4>(1, &[9, 9]), Ok(None));
         assert_eq!(halves.add::<4>(0, &[1]), Err(PeerFault::KeyShare));
-        assert_eq!(halves.add::<4>(0, &[1, 2]), Ok(Some(Box::new([1, 2, 3, 4]))));
+        assert_eq!(
+            halves.add::<4>(0, &[1, 2]),
+            Ok(Some(Box::new([1, 2, 3, 4])))
+        );
     }
 }

@@ -41,7 +41,9 @@ pub enum RecordError {
     #[error("the session record is damaged")]
     Damaged,
     /// The record was written in a format that this version does not know.
-    #[error("the session record has format {0}, this program reads formats {FORMAT} and {FORMAT_WITH_SECRET}")]
+    #[error(
+        "the session record has format {0}, this program reads formats {FORMAT} and {FORMAT_WITH_SECRET}"
+    )]
     Format(u8),
 }
 

@@ -124,6 +124,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
             key: server.public_key(),
             stream: None,
             nodes: Default::default(),
+            requires_hybrid: false,
         };
         print_stdout(&format!("{address}/"));
         stdout_result()?;

@@ -8,10 +8,7 @@ const SYN: u8 = 0x81;
 const WAKE: u8 = 0x61;
 
 fn policy(hybrid: HybridPolicy) -> EndpointConfig {
-    EndpointConfig {
-        hybrid,
-        ..config()
-    }
+    EndpointConfig { hybrid, ..config() }
 }
 
 /// Two ends with a policy each.
@@ -22,7 +19,13 @@ fn ends(device: HybridPolicy, server: HybridPolicy) -> Pair {
 }
 
 fn server_of(hybrid: HybridPolicy) -> Endpoint {
-    Endpoint::new(policy(hybrid), server_key(), Admission::Anybody, [3; 32], [4; 32])
+    Endpoint::new(
+        policy(hybrid),
+        server_key(),
+        Admission::Anybody,
+        [3; 32],
+        [4; 32],
+    )
 }
 
 fn sleeps() -> FlowOptions {
@@ -33,7 +36,9 @@ fn sleeps() -> FlowOptions {
 }
 
 fn device_is_hybrid(p: &Pair) -> bool {
-    p.device.session(p.session).is_some_and(Session::has_hybrid_keys)
+    p.device
+        .session(p.session)
+        .is_some_and(Session::has_hybrid_keys)
 }
 
 fn server_is_hybrid(p: &Pair) -> bool {
@@ -67,7 +72,10 @@ fn sleep(p: &mut Pair) -> [SessionRecord; 2] {
 
 fn wake(p: &mut Pair, record: &SessionRecord, epoch: u32) {
     let record = record.encode();
-    p.session = p.device.restore(p.now, &record, epoch..epoch + 100).unwrap();
+    p.session = p
+        .device
+        .restore(p.now, &record, epoch..epoch + 100)
+        .unwrap();
     p.attach(0, &format!("192.0.2.{}:4000", epoch % 200));
     p.open_path(0, false);
 }
@@ -90,7 +98,11 @@ fn asleep(p: &mut Pair) -> (FlowId, [SessionRecord; 2]) {
 
 fn ends_well(p: &mut Pair, flow: FlowId) {
     p.wires.get_mut(&0).unwrap().rate = 0;
-    assert!(p.run_until(Span::from_secs(60), |p| p.is_whole(flow)), "{:?}", p.ended);
+    assert!(
+        p.run_until(Span::from_secs(60), |p| p.is_whole(flow)),
+        "{:?}",
+        p.ended
+    );
     p.assert_right(flow);
 }
 
@@ -102,7 +114,10 @@ fn new_ends_have_hybrid_keys_two_round_trips_after_the_syn_and_keep_one_secret()
     p.open_path(0, false);
     let began = p.now;
     assert!(p.run_until(Span::from_secs(5), are_hybrid));
-    assert!(p.now.since(began) < MS.times(55), "two and a half round trips of 20 ms");
+    assert!(
+        p.now.since(began) < MS.times(55),
+        "two and a half round trips of 20 ms"
+    );
     let [device, server] = secrets(&p);
     assert!(device.is_some());
     assert_eq!(device, server);
@@ -154,7 +169,10 @@ fn where_hybrid_keys_are_required_nothing_of_flows_is_sent_before_them() {
         assert!(p.step(until), "the exchange ends");
         let session = p.server_session().and_then(|id| p.server.session(id));
         let flows = session.map_or(0, |session| session.flow_ids().len());
-        assert!(flows == 0 || server_is_hybrid(&p), "a flow came before the keys");
+        assert!(
+            flows == 0 || server_is_hybrid(&p),
+            "a flow came before the keys"
+        );
     }
     ends_well(&mut p, flow);
 }
@@ -166,10 +184,13 @@ fn a_server_without_hybrid_keys_is_left_where_they_are_required() {
     p.request(100_000, FlowOptions::default());
     p.open_path(0, false);
     p.run_for(Span::from_secs(5));
-    let closed = p.device_events.iter().find_map(|(_, _, event)| match event {
-        SessionEvent::Closed(end) => Some(end.clone()),
-        _ => None,
-    });
+    let closed = p
+        .device_events
+        .iter()
+        .find_map(|(_, _, event)| match event {
+            SessionEvent::Closed(end) => Some(end.clone()),
+            _ => None,
+        });
     assert_eq!(closed, Some(SessionEnd::NoHybridKeys));
     assert!(p.server.ids().is_empty(), "nothing was confirmed");
 }
@@ -178,7 +199,10 @@ fn a_server_without_hybrid_keys_is_left_where_they_are_required() {
 fn who_comes_back_uses_the_secret_in_one_round_trip_and_as_many_bytes_as_before() {
     // R-KEM-6
     let mut first_bytes = [0; 2];
-    for (hybrid, bytes) in [HybridPolicy::Off, HybridPolicy::Offered].into_iter().zip(&mut first_bytes) {
+    for (hybrid, bytes) in [HybridPolicy::Off, HybridPolicy::Offered]
+        .into_iter()
+        .zip(&mut first_bytes)
+    {
         let mut p = ends(hybrid, hybrid);
         p.wires.get_mut(&0).unwrap().rate = 500_000;
         let flow = p.request(600_000, sleeps());
@@ -196,7 +220,10 @@ fn who_comes_back_uses_the_secret_in_one_round_trip_and_as_many_bytes_as_before(
         assert_eq!(record.secret, secrets(&p)[0]);
         ends_well(&mut p, flow);
     }
-    assert_eq!(first_bytes[0], first_bytes[1], "WAKE, its answer and the first bytes");
+    assert_eq!(
+        first_bytes[0], first_bytes[1],
+        "WAKE, its answer and the first bytes"
+    );
 }
 
 #[test]
@@ -265,7 +292,11 @@ fn the_exchange_survives_a_crash_of_either_end_at_every_point() {
             };
             let (mine, theirs) = (
                 p.device.session(p.session).unwrap().record(p.now, true),
-                p.server.session(server).unwrap().record(p.now, true).encode(),
+                p.server
+                    .session(server)
+                    .unwrap()
+                    .record(p.now, true)
+                    .encode(),
             );
             p.run_for(MS.times(7));
             if device_crashes {

@@ -46,6 +46,7 @@ fn options(server: &Server) -> DeviceOptions {
             key: server.public_key(),
             stream: None,
             nodes: Default::default(),
+            requires_hybrid: false,
         },
         key: key(1),
         config: EndpointConfig::default(),

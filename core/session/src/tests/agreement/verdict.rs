@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use super::inputs::secrets;
 use crate::client_handshake::PROLOGUE;
 use crate::endpoint::{Admission, Endpoint, IncomingDatagram};
-use crate::link::{Addresses, LinkId};
 use crate::key_exchange::HybridAnswer;
+use crate::link::{Addresses, LinkId};
 use crate::syn::{Syn, SynAck};
 use crate::{EndpointConfig, Role, SessionRecord};
 
@@ -118,7 +118,8 @@ fn syn_fields(syn: &Syn) -> Value {
             .collect::<Vec<_>>(),
     });
     if let Some(hybrid) = syn.hybrid {
-        fields["hybrid"] = json!({"secret": hybrid.secret.map(hex::encode), "required": hybrid.required});
+        fields["hybrid"] =
+            json!({"secret": hybrid.secret.map(hex::encode), "required": hybrid.required});
     }
     fields
 }
