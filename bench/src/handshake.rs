@@ -278,8 +278,8 @@ fn x25519_once(number: u64) {
     }
 }
 
-/// The same, and half of an exchange by ML-KEM: both ends together make a key pair, encapsulate and
-/// decapsulate.
+/// One side's products of a handshake, and half of an exchange by ML-KEM, for which both ends together
+/// make a key pair, encapsulate and decapsulate.
 fn hybrid_once(number: u64) {
     use aws_lc_rs::kem::{Ciphertext, DecapsulationKey, ML_KEM_768};
     x25519_once(number);

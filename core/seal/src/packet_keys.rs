@@ -636,7 +636,7 @@ mod tests {
 
     #[test]
     fn each_direction_changes_to_hybrid_keys_and_late_packets_are_read_until_they_are_forgotten() {
-        // R-KEM-4
+        // R-KEM-3, R-KEM-4
         let send = |keys: &mut PacketKeys, number| {
             let mut p = packet(b"some frames");
             keys.seal(PathId(0), number, &mut p);

@@ -21,7 +21,7 @@ use d2tp_wire::{CID_BYTES, Cid, DATAGRAM_FIRST_BYTES, PacketKind, PathId, VERSIO
 
 use crate::claim::{FlowClaim, SynClaims};
 use crate::config::{EndpointConfig, SPARE_PATHS};
-use crate::key_exchange::{HYBRID_SUITE, SYN_TRAILER_BYTES, SynTrailer};
+use crate::key_exchange_state::{HYBRID_SUITE, SYN_TRAILER_BYTES, SynTrailer};
 use crate::link::{Addresses, LinkId};
 use crate::session_state::CidChange;
 use crate::syn::EARLY_DATA_MARK;
@@ -99,6 +99,7 @@ pub(crate) struct PendingSyn {
     pub(crate) addresses: Addresses,
     pub(crate) gated: bool,
     pub(crate) by_ticket: bool,
+    pub(crate) offers_hybrid: bool,
     /// The session secret that the SYN named.
     pub(crate) secret: Option<Box<SessionSecret>>,
     pub(crate) sent_at: Time,
@@ -343,6 +344,7 @@ impl ClientHandshake {
             addresses,
             gated,
             by_ticket: kind == PacketKind::Wake,
+            offers_hybrid: hybrid.is_some(),
             secret: hybrid.and_then(|(_, secret)| secret.cloned().map(Box::new)),
             sent_at: now,
             claimed,

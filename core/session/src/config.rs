@@ -7,7 +7,7 @@ use crate::ack_offload_state::AckOffload;
 use crate::cid_share::CidShare;
 use crate::congestion::CongestionKind;
 use crate::drwa::DrwaLambda;
-use crate::key_exchange::HybridPolicy;
+use crate::key_exchange_state::HybridPolicy;
 use crate::memory_pool::MemoryPool;
 use crate::mirror_state::Mirroring;
 use crate::path_scheduler::PathSchedulerKind;

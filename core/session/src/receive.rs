@@ -13,7 +13,7 @@ use crate::event::{FlowEnd, PeerFault, SessionEnd, SessionEvent};
 use crate::flow::{SessionFlow, want};
 use crate::flow_api::CODE_DEADLINE;
 use crate::flow_options::FlowOptions;
-use crate::key_exchange::HybridAnswer;
+use crate::key_exchange_state::HybridAnswer;
 use crate::link::Addresses;
 use crate::path::{self, PathState, PreviousAddress, SessionPath};
 use crate::recv_half::FLOW_BYTES;
@@ -1011,9 +1011,15 @@ impl Session {
         let Some((open, (secrets, n))) = answered else {
             return;
         };
-        let Some(answer) = SynAck::decode(&mut WireReader::new(&payload[..n])) else {
+        let Some(mut answer) = SynAck::decode(&mut WireReader::new(&payload[..n])) else {
             return;
         };
+        // R-KEM-1: what was not offered is not agreed.
+        if let SynAck::Accepted(body) = &mut answer
+            && !open.offers_hybrid
+        {
+            body.hybrid = HybridAnswer::Unused;
+        }
         let (epoch, sent_at, gated) = (open.epoch, open.sent_at, open.gated);
         let (by_ticket, sent_once_at) = (open.by_ticket, open.sent_once_at());
         let secret = open.secret.clone();

@@ -27,7 +27,7 @@ use crate::datagram_queue::DatagramSendQueue;
 use crate::event::FlowArrival;
 use crate::event::{PeerFault, SessionEnd, SessionEvent};
 use crate::flow::{FlowTable, want};
-use crate::key_exchange::{HybridKeys, HybridPolicy, KeyExchange};
+use crate::key_exchange_state::{HybridKeys, HybridPolicy, KeyExchange};
 use crate::link::{Addresses, LinkId};
 use crate::path::{self, PathState, Paths};
 use crate::path_map::PathMap;

@@ -5,7 +5,7 @@ use d2tp_wire::{Cid, FlowId, Frame, FrameIter, ReasonCode, TOKEN_BYTES, WireRead
 
 use crate::claim::SynClaims;
 use crate::config::SPARE_PATHS;
-use crate::key_exchange::{HYBRID_SUITE, HybridAnswer, SynTrailer};
+use crate::key_exchange_state::{HYBRID_SUITE, HybridAnswer, SynTrailer};
 use crate::link::Addresses;
 
 /// The decoded payload of a SYN.

@@ -22,7 +22,7 @@ use crate::event::SessionEvent;
 use crate::half_open::{HALF_OPEN_MAX, HalfOpen, RepeatedSyn};
 use crate::handshake_ownership::HandshakeOwnership;
 use crate::hibernated::InstanceKey;
-use crate::key_exchange::{HybridAnswer, HybridPolicy};
+use crate::key_exchange_state::{HybridAnswer, HybridPolicy};
 use crate::link::Addresses;
 use crate::path::SessionPath;
 use crate::pending_lookup::PendingLookup;

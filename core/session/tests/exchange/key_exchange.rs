@@ -58,7 +58,7 @@ fn secrets(p: &Pair) -> [Option<SessionSecret>; 2] {
 }
 
 /// Both ends become records. Returned: the device's, the server's.
-fn sleep(p: &mut Pair) -> [SessionRecord; 2] {
+fn hibernate_both(p: &mut Pair) -> [SessionRecord; 2] {
     p.cut(0);
     p.run_for(Span::from_secs(60));
     let server = p.server_session().unwrap();
@@ -93,7 +93,7 @@ fn asleep(p: &mut Pair) -> (FlowId, [SessionRecord; 2]) {
     p.open_path(0, false);
     p.run_for(Span::from_secs(1));
     assert!(are_hybrid(p));
-    (flow, sleep(p))
+    (flow, hibernate_both(p))
 }
 
 fn ends_well(p: &mut Pair, flow: FlowId) {
@@ -208,7 +208,7 @@ fn who_comes_back_uses_the_secret_in_one_round_trip_and_as_many_bytes_as_before(
         let flow = p.request(600_000, sleeps());
         p.open_path(0, false);
         p.run_for(Span::from_secs(1));
-        let [record, _] = sleep(&mut p);
+        let [record, _] = hibernate_both(&mut p);
         let (held, began) = (p.got[&flow].len(), p.now);
         wake(&mut p, &record, 500);
         assert!(p.run_until(Span::from_secs(5), |p| p.got[&flow].len() > held));

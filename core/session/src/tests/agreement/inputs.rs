@@ -12,7 +12,7 @@ use super::Case;
 use super::verdict::{array, bytes_of, ticket_fields};
 use crate::client_handshake::PROLOGUE;
 use crate::flow_options::FlowOptions;
-use crate::key_exchange::{HYBRID_SUITE, HybridAnswer, SynTrailer};
+use crate::key_exchange_state::{HYBRID_SUITE, HybridAnswer, SynTrailer};
 use crate::syn::{SynAck, SynAckBody};
 use crate::{FlowRecord, Role, SessionRecord};
 

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::inputs::secrets;
 use crate::client_handshake::PROLOGUE;
 use crate::endpoint::{Admission, Endpoint, IncomingDatagram};
-use crate::key_exchange::HybridAnswer;
+use crate::key_exchange_state::HybridAnswer;
 use crate::link::{Addresses, LinkId};
 use crate::syn::{Syn, SynAck};
 use crate::{EndpointConfig, Role, SessionRecord};
