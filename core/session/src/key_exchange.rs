@@ -124,8 +124,8 @@ impl Session {
         if !self.keys.as_ref().is_some_and(|keys| keys.are_hybrid().1) {
             return;
         }
-        let is_answered = |e: &Box<KeyExchange>| matches!(**e, KeyExchange::Answered { .. });
-        if let Some(exchange) = self.key_exchange.take_if(|e| is_answered(e))
+        let answered = |e: &KeyExchange| matches!(e, KeyExchange::Answered { .. });
+        if let Some(exchange) = self.key_exchange.take_if(|e| answered(e))
             && let KeyExchange::Answered { secret, .. } = &*exchange
         {
             let secret = secret.clone();

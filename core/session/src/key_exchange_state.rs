@@ -40,7 +40,7 @@ impl SynTrailer {
     pub(crate) fn encode(self) -> [u8; SYN_TRAILER_BYTES] {
         let mut out = [0; SYN_TRAILER_BYTES];
         out[0] =
-            NAMES_SECRET * u8::from(self.secret.is_some()) | REQUIRES * u8::from(self.required);
+            (NAMES_SECRET * u8::from(self.secret.is_some())) | (REQUIRES * u8::from(self.required));
         out[1..].copy_from_slice(&self.secret.unwrap_or_default());
         out
     }
