@@ -365,6 +365,7 @@ impl Hosts {
                 }
                 SessionEvent::Ended { .. }
                 | SessionEvent::Closed(_)
+                | SessionEvent::HybridKeys
                 | SessionEvent::EpochsUsedUp => {
                     self.fault = Some(format!("host {number}: {event:?}"));
                 }

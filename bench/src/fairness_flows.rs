@@ -233,6 +233,7 @@ async fn call(card: &SourceCard, number: usize) -> Result<Device> {
             key: PublicKey(card.key),
             stream: None,
             nodes: Default::default(),
+            requires_hybrid: false,
         },
         key: SecretKey::from_bytes(key),
         config: EndpointConfig::default(),

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use d2tp_session::SessionEvent;
+use d2tp_session::{HybridPolicy, SessionEvent};
 use serde::Serialize;
 
 use crate::handshake_hosts::{Crowd, READ_BEFORE_BYTES, flow_id, key_of, record_with_ticket};
@@ -45,9 +45,14 @@ pub struct HandshakeOptions {
 #[derive(Debug, Serialize)]
 struct HandshakeOutcome {
     handshakes_per_s: f64,
+    /// Handshakes followed by the exchange of ML-KEM: until its keys are in force at the device.
+    hybrid_per_s: f64,
     wakes_per_s: f64,
     /// The rate of two cores if a handshake consisted only of its X25519 products.
     x25519_bound_per_s: f64,
+    /// The rate of two cores if a handshake with its exchange consisted only of what X25519 and ML-KEM
+    /// compute.
+    hybrid_bound_per_s: f64,
     /// Connections of quinn per second, both ends on this machine too.
     quinn_per_s: f64,
     hosts: u64,
@@ -55,9 +60,22 @@ struct HandshakeOutcome {
     cookies: bool,
     server_cpu_us_per_handshake: f64,
     device_cpu_us_per_handshake: f64,
+    server_cpu_us_per_hybrid: f64,
+    device_cpu_us_per_hybrid: f64,
     server_cpu_us_per_wake: f64,
     device_cpu_us_per_wake: f64,
     failed: u64,
+}
+
+/// What the devices of a round do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum RoundKind {
+    /// A handshake of X25519 alone.
+    Handshake,
+    /// A handshake and the exchange of ML-KEM after it.
+    Hybrid,
+    /// A wake by ticket.
+    Wake,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -73,24 +91,31 @@ struct HandshakeRound {
 /// # Errors
 /// The serving process fails, or no device came in.
 pub fn run(options: &HandshakeOptions) -> Result<()> {
-    let mut handshakes = Vec::new();
+    let (mut handshakes, mut hybrids) = (Vec::new(), Vec::new());
     let mut wakes = Vec::new();
     for _ in 0..options.rounds.max(1) {
-        handshakes.push(round(options, false)?);
-        wakes.push(round(options, true)?);
+        handshakes.push(round(options, RoundKind::Handshake)?);
+        hybrids.push(round(options, RoundKind::Hybrid)?);
+        wakes.push(round(options, RoundKind::Wake)?);
     }
-    let failed = handshakes.iter().chain(&wakes).map(|r| r.failed).sum();
-    let (handshake, wake) = (median(handshakes), median(wakes));
+    let all = handshakes.iter().chain(&hybrids).chain(&wakes);
+    let failed = all.map(|r| r.failed).sum();
+    let (handshake, hybrid, wake) = (median(handshakes), median(hybrids), median(wakes));
+    let (x25519, with_ml_kem) = (bound(x25519_once), bound(hybrid_once));
     let outcome = HandshakeOutcome {
         handshakes_per_s: handshake.per_s.round(),
+        hybrid_per_s: hybrid.per_s.round(),
         wakes_per_s: wake.per_s.round(),
-        x25519_bound_per_s: x25519_bound().round(),
+        x25519_bound_per_s: x25519.round(),
+        hybrid_bound_per_s: with_ml_kem.round(),
         quinn_per_s: crate::handshake_quinn::per_second(options.hosts.min(QUINN_MOST))?.round(),
         hosts: options.hosts,
         rounds: options.rounds,
         cookies: options.cookies,
         server_cpu_us_per_handshake: handshake.server_us.round(),
         device_cpu_us_per_handshake: handshake.device_us.round(),
+        server_cpu_us_per_hybrid: hybrid.server_us.round(),
+        device_cpu_us_per_hybrid: hybrid.device_us.round(),
         server_cpu_us_per_wake: wake.server_us.round(),
         device_cpu_us_per_wake: wake.device_us.round(),
         failed,
@@ -100,16 +125,22 @@ pub fn run(options: &HandshakeOptions) -> Result<()> {
     } else {
         println!(
             "handshakes   {:>7.0} a second   (CPU: server {:.0} µs, device {:.0} µs each)\n\
+             with ML-KEM  {:>7.0} a second   (CPU: server {:.0} µs, device {:.0} µs each)\n\
              wakes        {:>7.0} a second   (CPU: server {:.0} µs, device {:.0} µs each)\n\
              X25519 alone {:>7.0} a second   on two cores\n\
+             and ML-KEM   {:>7.0} a second   on two cores\n\
              quinn        {:>7.0} a second",
             outcome.handshakes_per_s,
             outcome.server_cpu_us_per_handshake,
             outcome.device_cpu_us_per_handshake,
+            outcome.hybrid_per_s,
+            outcome.server_cpu_us_per_hybrid,
+            outcome.device_cpu_us_per_hybrid,
             outcome.wakes_per_s,
             outcome.server_cpu_us_per_wake,
             outcome.device_cpu_us_per_wake,
             outcome.x25519_bound_per_s,
+            outcome.hybrid_bound_per_s,
             outcome.quinn_per_s,
         );
     }
@@ -123,7 +154,8 @@ fn median(mut rounds: Vec<HandshakeRound>) -> HandshakeRound {
 }
 
 /// Runs one server and all its devices.
-fn round(options: &HandshakeOptions, wake: bool) -> Result<HandshakeRound> {
+fn round(options: &HandshakeOptions, kind: RoundKind) -> Result<HandshakeRound> {
+    let wake = kind == RoundKind::Wake;
     let dir = tempfile::tempdir()?;
     let journal = dir.path().join("journal");
     let first = if wake { SLEEPERS } else { 0 };
@@ -142,7 +174,12 @@ fn round(options: &HandshakeOptions, wake: bool) -> Result<HandshakeRound> {
         (n, key, record)
     };
     let mut hosts: Vec<_> = (first..first + options.hosts).map(host).collect();
-    let mut crowd = Crowd::new(serving.address, HandshakeServerProcess::key(), SOCKETS)?;
+    let policy = match kind {
+        RoundKind::Hybrid => HybridPolicy::Offered,
+        RoundKind::Handshake | RoundKind::Wake => HybridPolicy::Off,
+    };
+    let key = HandshakeServerProcess::key();
+    let mut crowd = Crowd::new(serving.address, key, SOCKETS, policy)?;
     let (mut under_way, mut done) = (HashMap::new(), 0);
     let mut told = Vec::new();
     let server_before = serving.figures()?.cpu_s;
@@ -161,7 +198,8 @@ fn round(options: &HandshakeOptions, wake: bool) -> Result<HandshakeRound> {
         crowd.turn(Duration::from_millis(5), &mut told)?;
         for (place, event) in told.drain(..) {
             let through = match event {
-                SessionEvent::Established { .. } => !wake,
+                SessionEvent::Established { .. } => kind == RoundKind::Handshake,
+                SessionEvent::HybridKeys => kind == RoundKind::Hybrid,
                 SessionEvent::Readable(flow) => {
                     wake && flow == flow_id() && has_more(&mut crowd, place)
                 }
@@ -211,30 +249,45 @@ fn has_more(crowd: &mut Crowd, place: usize) -> bool {
             .is_some_and(|(at, _)| at > READ_BEFORE_BYTES)
 }
 
-/// Handshakes per second if both ends computed only their products: a key pair and four products
-/// each, on two cores that are both busy with that.
-fn x25519_bound() -> f64 {
+/// Handshakes per second if each end computed only what `once` does, on two cores that are both busy
+/// with that.
+fn bound(once: fn(u64)) -> f64 {
+    const TIMES: u64 = 2_000;
+    let per_s = || {
+        let begun = Instant::now();
+        (0..TIMES).for_each(once);
+        TIMES as f64 / begun.elapsed().as_secs_f64()
+    };
     std::thread::scope(|both| {
-        let sides = [(); 2].map(|()| both.spawn(x25519_per_s));
+        let sides = [(); 2].map(|()| both.spawn(per_s));
         let rates = sides.map(|side| side.join().expect("it computes"));
         f64::min(rates[0], rates[1])
     })
 }
 
-/// How often one core computes one side's products in a second.
-fn x25519_per_s() -> f64 {
-    const TIMES: u64 = 2_000;
+/// One side's products of a handshake: a key pair and four of X25519.
+fn x25519_once(number: u64) {
     use aws_lc_rs::agreement::{PrivateKey, UnparsedPublicKey, X25519, agree};
     let peer = key_of(1).public();
     let private = PrivateKey::from_private_key(&X25519, &key_of(2).to_bytes()).expect("32 bytes");
-    let begun = Instant::now();
-    for n in 0..TIMES {
-        std::hint::black_box(key_of(n));
-        for _ in 0..4 {
-            let peer = UnparsedPublicKey::new(&X25519, &peer.0);
-            let product = agree(&private, peer, (), |shared| Ok(shared[0]));
-            std::hint::black_box(product).expect("a key of ours");
-        }
+    std::hint::black_box(key_of(number));
+    for _ in 0..4 {
+        let peer = UnparsedPublicKey::new(&X25519, &peer.0);
+        let product = agree(&private, peer, (), |shared| Ok(shared[0]));
+        std::hint::black_box(product).expect("a key of ours");
     }
-    TIMES as f64 / begun.elapsed().as_secs_f64()
+}
+
+/// One side's products of a handshake, and half of an exchange by ML-KEM, for which both ends together
+/// make a key pair, encapsulate and decapsulate.
+fn hybrid_once(number: u64) {
+    use aws_lc_rs::kem::{Ciphertext, DecapsulationKey, ML_KEM_768};
+    x25519_once(number);
+    if number.is_multiple_of(2) {
+        let key = DecapsulationKey::generate(&ML_KEM_768).expect("there is randomness");
+        let public = key.encapsulation_key().expect("it has one");
+        let (ciphertext, _) = public.encapsulate().expect("a key of ours");
+        let secret = key.decapsulate(Ciphertext::from(ciphertext.as_ref()));
+        std::hint::black_box(secret.expect("a ciphertext of ours"));
+    }
 }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use d2tp_session::{
-    Addresses, Admission, Endpoint, EndpointConfig, FlowId, FlowOptions, FlowRecord,
+    Addresses, Admission, Endpoint, EndpointConfig, FlowId, FlowOptions, FlowRecord, HybridPolicy,
     IncomingDatagram, LinkId, PublicKey, Role, SecretKey, Session, SessionEvent, SessionId,
     SessionRecord, Span, TicketHolder, TicketIssuer, Time,
 };
@@ -107,6 +107,7 @@ pub fn record_of(role: Role, peer: PublicKey, number: u64) -> SessionRecord {
         },
         closing: None,
         ticket: None,
+        secret: None,
         flows: vec![FlowRecord {
             id: flow_id(),
             options: FlowOptions {
@@ -168,15 +169,21 @@ pub struct Crowd {
 }
 
 impl Crowd {
-    /// Creates an empty crowd with `sockets` sockets to the server.
+    /// Creates an empty crowd with `sockets` sockets to the server. Its hosts agree keys by ML-KEM or not.
     ///
     /// # Errors
     /// The sockets cannot be opened.
-    pub fn new(server: SocketAddr, server_key: PublicKey, sockets: usize) -> Result<Crowd> {
+    pub fn new(
+        server: SocketAddr,
+        server_key: PublicKey,
+        sockets: usize,
+        hybrid: HybridPolicy,
+    ) -> Result<Crowd> {
         // A window of what a sleeper has read before: the server holds the rest back.
         let config = EndpointConfig {
             flow_window: READ_BEFORE_BYTES,
             session_window: 2 * FLOW_BYTES,
+            hybrid,
             ..EndpointConfig::default()
         };
         Crowd::with_config(server, server_key, sockets, config)

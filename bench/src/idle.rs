@@ -18,7 +18,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
-use d2tp_session::{FlowError, FlowOptions, ReadOutcome, ReasonCode, SecretKey, SessionEvent};
+use d2tp_session::{
+    FlowError, FlowOptions, HybridPolicy, ReadOutcome, ReasonCode, SecretKey, SessionEvent,
+};
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use serde::Serialize;
@@ -228,7 +230,12 @@ fn measure(options: &IdleOptions, dir: &Path) -> Result<IdleOutcome> {
         note("starting the server");
         let mut serving = start(&journal, "127.0.0.1:0".parse()?)?;
         serving.wait(Duration::from_secs(120), |f| f.all_known)?;
-        let mut crowd = Crowd::new(serving.address, HandshakeServerProcess::key(), SOCKETS)?;
+        let mut crowd = Crowd::new(
+            serving.address,
+            HandshakeServerProcess::key(),
+            SOCKETS,
+            HybridPolicy::Offered,
+        )?;
         let mut sleepers = Sleepers {
             real: HashMap::new(),
             epochs: HashMap::new(),
@@ -592,7 +599,12 @@ fn reload(
 /// Measures sessions that are awake, have no flow and nothing to send.
 fn live(journal: &Path, sessions: u64, salt: u64) -> Result<Live> {
     let mut serving = start(journal, "127.0.0.1:0".parse()?)?;
-    let mut crowd = Crowd::new(serving.address, HandshakeServerProcess::key(), SOCKETS)?;
+    let mut crowd = Crowd::new(
+        serving.address,
+        HandshakeServerProcess::key(),
+        SOCKETS,
+        HybridPolicy::Offered,
+    )?;
     let before = serving.figures()?.rss_bytes;
     let first = salt >> 8;
     let mut left = first..first + sessions;

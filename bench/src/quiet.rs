@@ -276,6 +276,7 @@ pub fn device(args: &DeviceArgs) -> Result<()> {
                 key: HandshakeServerProcess::key(),
                 stream: None,
                 nodes: Default::default(),
+                requires_hybrid: false,
             },
             key: SecretKey::from_bytes([7; 32]),
             config: EndpointConfig::default(),

@@ -5,7 +5,7 @@ import pathlib
 import unittest
 
 import decode
-from d2tp import crypto, frames, handshake, noise, packets, protection, reader, records
+from d2tp import crypto, frames, handshake, mlkem, noise, packets, protection, reader, records
 
 NO_CLAIMS = {"metered": False, "claims": []}
 VECTORS = pathlib.Path(__file__).resolve().parents[2] / "docs" / "vectors"
@@ -428,6 +428,50 @@ class EarlyData(unittest.TestCase):
             else:
                 with self.assertRaisesRegex(reader.Malformed, "PING as early data"):
                     handshake.read_syn(syn, unhex(told["server_secret"]))
+
+
+class HybridKeys(unittest.TestCase):
+    def setUp(self):
+        self.told = vectors("hybrid")
+
+    def bytes_of(self, *names):
+        return [unhex(self.told[name]) for name in names]
+
+    def test_an_exchange_gives_the_secret_of_the_vectors(self):
+        device, server = self.bytes_of("device_seed", "server_seed")
+        key, pair = mlkem.key_pair(device)
+        ciphertext, shared = mlkem.encapsulate(key, server)
+        self.assertEqual([key, ciphertext, shared], self.bytes_of("encapsulation_key", "ciphertext", "shared"))
+        self.assertEqual(mlkem.decapsulate(pair, ciphertext), shared)
+        self.assertTrue(mlkem.is_key(key))
+        self.assertFalse(mlkem.is_key(b"\xff" * 1184))
+        other = bytes([ciphertext[0] ^ 1]) + ciphertext[1:]
+        self.assertNotEqual(mlkem.decapsulate(pair, other), shared)
+
+    def test_hybrid_keys_open_the_packets_of_the_vectors(self):
+        names = ("noise_key_initiator", "noise_key_responder", "transcript")
+        names += ("encapsulation_key", "ciphertext", "shared")
+        keys = protection.exchanged(*self.bytes_of(*names))
+        for name, value in keys.items():
+            self.assertEqual(value.hex(), self.told[name])
+        for case in self.told["packets"] + self.told["with_secret"]:
+            noise_key = unhex(self.told["noise_key_" + case["sender"]])
+            hybrid = "generation" in case
+            secret = b"" if hybrid else keys["secret"]
+            sender = protection.Direction(case["suite"], noise_key, *self.bytes_of("transcript"), secret)
+            newest = case.get("generation", 0)
+            if hybrid:
+                with self.assertRaises(reader.Malformed):
+                    sender.open(unhex(case["packet"]), case["path"], None, newest)
+                sender.hybrid_root = keys["root_" + case["sender"]]
+            opened = sender.open(unhex(case["packet"]), case["path"], None, newest)
+            self.assertEqual((opened["number"], opened["frames"]), (case["number"], case["frames"]))
+
+    def test_key_shares_are_halves(self):
+        halves = [frames.read_frames(unhex(share))[0] for share in self.told["key_shares"]]
+        self.assertEqual([half["half"] for _, half in halves], [0, 1, 0, 1])
+        joined = ["".join(half["bytes"] for _, half in halves[at : at + 2]) for at in (0, 2)]
+        self.assertEqual(joined, [self.told["encapsulation_key"], self.told["ciphertext"]])
 
 
 class Records(unittest.TestCase):

@@ -4,6 +4,7 @@
 //! - `quick`: format, rules, lints and unit tests of what changed; between two commits.
 //! - `nightly`: checks that take too long for every change, within a time.
 //! - `rules`: the repository's own rules, as far as a program can check them; part of `check`.
+//! - `model`: the symbolic models of the handshake, by Verifpal; part of `nightly`.
 //! - `header`: the C header of libd2tp, from its sources.
 //! - `dist`: packages, and tests that they install, work and uninstall without a trace.
 
@@ -12,6 +13,7 @@ mod dist;
 mod header;
 mod hung;
 mod kills;
+mod model;
 mod msrv;
 mod nightly;
 mod quick;
@@ -46,6 +48,9 @@ enum XtaskVerb {
     /// circles of files, type names, doc comments, sleeping tests, unsafe code, parsers, exposure of units; the MUSTs of docs/protocol.md
     /// and the promises of docs/security.md and their tests
     Rules(rules::RulesOptions),
+    /// The symbolic models in docs/model, checked by Verifpal: each promise holds, and each attack is found
+    /// where a protection is taken out
+    Model,
     /// Generate edge/capi/include/d2tp.h from the sources of libd2tp
     Header,
     /// Make packages: .deb, static tarball, OCI image, wheel, npm package, Go module, SBOM
@@ -59,6 +64,7 @@ fn main() -> ExitCode {
         XtaskVerb::Quick(options) => quick::run(&options),
         XtaskVerb::Nightly(options) => nightly::run(&options),
         XtaskVerb::Rules(options) => rules::run(&repository::root(), &options),
+        XtaskVerb::Model => model::run(),
         XtaskVerb::Header => header::run(),
         XtaskVerb::Dist(options) => dist::run(&options),
     };

@@ -176,6 +176,7 @@ mod tests {
                 key: PublicKey([7; 32]),
                 stream: Some(8443),
                 nodes: Default::default(),
+                requires_hybrid: false,
             },
             secret,
         };

@@ -105,6 +105,7 @@ impl BenchPeer for D2tp {
                     key: d2tp_driver::PublicKey(key),
                     stream: None,
                     nodes: Default::default(),
+                    requires_hybrid: false,
                 },
                 key: SecretKey::from_bytes([1; 32]),
                 config: self.config(),

@@ -5,6 +5,8 @@
 //!                    │ split keys + handshake hash
 //!                    ▼
 //!                HKDF-SHA-256 ──▶ PacketKeys: AEAD key, IV, header mask per direction
+//!                    ▲
+//!                    └── session secret, from an exchange by ML-KEM-768 inside the session
 //! ```
 //!
 //! All primitives are those of `aws-lc-rs`. Nothing here draws randomness or reads a clock: seeds
@@ -13,9 +15,11 @@
 mod cookie;
 mod handshake;
 mod host_key;
+mod kem;
 mod noise;
 mod packet_keys;
 mod rng;
+mod session_secret;
 mod ticket;
 #[cfg(test)]
 mod vectors;
@@ -28,9 +32,14 @@ pub use handshake::{
     WAKE_OVERHEAD_BYTES,
 };
 pub use host_key::{KeyTextError, PublicKey, SecretKey};
+pub use kem::{
+    KEM_CIPHERTEXT_BYTES, KEM_KEY_BYTES, KEM_SEED_BYTES, KemSecret, kem_decapsulate,
+    kem_encapsulate, kem_encapsulation_key,
+};
 pub use noise::x25519_operations;
 pub use packet_keys::{CipherSuite, KEY_UPDATE_PACKETS, OpenedPacket, PacketKeys};
 pub use rng::Rng;
+pub use session_secret::{SECRET_ID_BYTES, SessionSecret};
 pub use ticket::{SessionTicket, TICKET_BYTES, TicketHolder, TicketIssuer};
 
 /// Why sealed data was not accepted. It gives no details, because a peer must not learn from it.

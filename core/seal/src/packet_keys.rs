@@ -10,20 +10,32 @@
 //! sender decides when the next generation begins. The receiver follows when a packet of the next
 //! generation authenticates, and keeps the previous keys until the session expects no more late
 //! packets.
+//!
+//! An exchange by ML-KEM ([`PacketKeys::mix_in`]) begins a second chain, the hybrid keys. One bit of
+//! the header says which chain a packet belongs to:
+//!
+//! ```text
+//!  handshake ─▶ generation 0 ─▶ 1 ─▶ …
+//!      └── + ML-KEM ──▶ hybrid generation 0 ─▶ 1 ─▶ …     the device changes first, then the server
+//! ```
 
 use aws_lc_rs::aead::{self, Aad, LessSafeKey, Nonce, UnboundKey, quic};
-use aws_lc_rs::hkdf;
+use aws_lc_rs::{digest, hkdf};
 use d2tp_wire::{CID_BYTES, DATA_HEADER_BYTES, PN_BYTES, PathId, TAG_BYTES, expand_packet_number};
 
 use crate::SealError;
 use crate::handshake::HandshakeSecrets;
+use crate::kem::{KEM_KEY_BYTES, KemSecret};
+use crate::session_secret::SessionSecret;
 
 /// R-SEAL-3: the number of packets sealed with the keys of one generation. It is far below the
 /// limit of AES-GCM, 2^23 full-size packets (RFC 9001 B.1.1).
 pub const KEY_UPDATE_PACKETS: u64 = 1 << 22;
 
 const FIRST_BYTE_MASK: u8 = 0x1f;
-const RESERVED_BITS: u8 = 0x07;
+const RESERVED_BITS: u8 = 0x03;
+/// R-KEM-4: set in packets that the hybrid keys seal.
+const HYBRID_BIT: u8 = 0x04;
 const GENERATION_SHIFT: u8 = 3;
 
 /// Which AEAD seals a session's packets.
@@ -188,6 +200,48 @@ impl Drop for HeaderProtection {
     }
 }
 
+/// Progress of the exchange by ML-KEM.
+enum HybridStage {
+    /// No exchange takes place under these keys.
+    Unused,
+    /// The exchange is going on. The secret of the handshake that it is mixed with.
+    Awaited(Box<[u8; 32]>),
+    /// The hybrid keys that are not used yet, of packets sent and received.
+    Agreed {
+        tx: Option<Box<KeyGeneration>>,
+        rx: Option<Box<KeyGeneration>>,
+    },
+}
+
+impl Drop for HybridStage {
+    fn drop(&mut self) {
+        if let HybridStage::Awaited(secret) = self {
+            secret.fill(0);
+            // Keeps the compiler from removing the write above as a dead store.
+            std::hint::black_box(&**secret);
+        }
+    }
+}
+
+/// HKDF-Extract.
+fn extract(salt: &[u8; 32], parts: &[&[u8]]) -> hkdf::Prk {
+    let mut input = parts.concat();
+    let prk = hkdf::Salt::new(hkdf::HKDF_SHA256, salt).extract(&input);
+    input.fill(0);
+    // Keeps the compiler from removing the write above as a dead store.
+    std::hint::black_box(&input);
+    prk
+}
+
+/// HKDF-Expand of what [`extract`] returned.
+fn expanded<const N: usize>(prk: &hkdf::Prk, label: &[u8]) -> [u8; N] {
+    let mut out = [0; N];
+    prk.expand(&[label], HkdfLength(N))
+        .and_then(|okm| okm.fill(&mut out))
+        .expect("far below HKDF's limit of 255 blocks");
+    out
+}
+
 /// A packet that was authenticated and decrypted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenedPacket {
@@ -213,20 +267,30 @@ pub struct PacketKeys {
     rx_next: Option<Box<KeyGeneration>>,
     rx_generation: u64,
     rx_mask: HeaderProtection,
+    /// Whether packets are sealed with hybrid keys.
+    tx_hybrid: bool,
+    rx_hybrid: bool,
+    hybrid: HybridStage,
     failed: u64,
 }
 
 impl PacketKeys {
     /// The packet keys of a finished handshake, for its initiator or its responder.
     pub fn new(suite: CipherSuite, secrets: &HandshakeSecrets, initiator: bool) -> Self {
-        let salt = hkdf::Salt::new(hkdf::HKDF_SHA256, &secrets.transcript);
+        PacketKeys::with_secret(suite, secrets, None, initiator)
+    }
+
+    /// R-KEM-6: the packet keys of a finished handshake that named a session secret.
+    pub fn with_secret(
+        suite: CipherSuite,
+        secrets: &HandshakeSecrets,
+        session: Option<&SessionSecret>,
+        initiator: bool,
+    ) -> Self {
+        let session: &[u8] = session.map_or(&[], |session| &session.secret);
         let root = |key: &[u8; 32]| {
-            let mut out = [0; 32];
-            salt.extract(key)
-                .expand(&[b"d2tp root".as_slice()], HkdfLength(32))
-                .and_then(|okm| okm.fill(&mut out))
-                .expect("one block");
-            out
+            let prk = extract(&secrets.transcript, &[key, session]);
+            expanded(&prk, b"d2tp root")
         };
         let (ours, theirs) = if initiator {
             (root(&secrets.initiator), root(&secrets.responder))
@@ -243,8 +307,75 @@ impl PacketKeys {
             rx_before: None,
             rx_next: None,
             rx_generation: 0,
+            tx_hybrid: false,
+            rx_hybrid: false,
+            hybrid: HybridStage::Unused,
             failed: 0,
         }
+    }
+
+    /// R-KEM-3: lets an exchange by ML-KEM follow the handshake. Without this call
+    /// [`PacketKeys::mix_in`] returns nothing.
+    pub fn await_exchange(&mut self, secrets: &HandshakeSecrets) {
+        let prk = extract(
+            &secrets.transcript,
+            &[&secrets.initiator, &secrets.responder],
+        );
+        self.hybrid = HybridStage::Awaited(Box::new(expanded(&prk, b"d2tp exchange")));
+    }
+
+    /// R-KEM-3: mixes the secret of an exchange by ML-KEM, and all that was sent in it, with the
+    /// secret of the handshake. The result is the session's secret, and new packet keys: the device
+    /// (the initiator) uses its own at once, a server once a packet under the device's has arrived.
+    /// `None` if no exchange is going on.
+    pub fn mix_in(
+        &mut self,
+        key: &[u8; KEM_KEY_BYTES],
+        ciphertext: &[u8],
+        secret: &KemSecret,
+        initiator: bool,
+    ) -> Option<SessionSecret> {
+        let HybridStage::Awaited(of_handshake) = &self.hybrid else {
+            return None;
+        };
+        let mut transcript = digest::Context::new(&digest::SHA256);
+        transcript.update(key);
+        transcript.update(ciphertext);
+        let mut salt = [0; 32];
+        salt.copy_from_slice(transcript.finish().as_ref());
+        let prk = extract(&salt, &[&**of_handshake, &secret.0]);
+        let root = |by_initiator: bool| {
+            let label: &[u8] = match by_initiator {
+                true => b"d2tp hybrid initiator",
+                false => b"d2tp hybrid responder",
+            };
+            Some(Box::new(KeyGeneration::new(expanded(&prk, label))))
+        };
+        self.hybrid = HybridStage::Agreed {
+            tx: root(initiator),
+            rx: root(!initiator),
+        };
+        if initiator {
+            self.send_hybrid();
+        }
+        Some(SessionSecret {
+            id: expanded(&prk, b"d2tp secret id"),
+            secret: expanded(&prk, b"d2tp secret"),
+        })
+    }
+
+    /// Seals packets with the hybrid keys from now on, if they are agreed.
+    fn send_hybrid(&mut self) {
+        if let HybridStage::Agreed { tx, .. } = &mut self.hybrid
+            && let Some(next) = tx.take()
+        {
+            (self.tx, self.tx_generation, self.tx_hybrid) = (*next, 0, true);
+        }
+    }
+
+    /// Whether packets are sealed with hybrid keys, and whether one was received.
+    pub fn are_hybrid(&self) -> (bool, bool) {
+        (self.tx_hybrid, self.rx_hybrid)
     }
 
     /// The AEAD that the session uses.
@@ -257,8 +388,9 @@ impl PacketKeys {
     #[inline]
     pub fn seal(&mut self, path: PathId, number: u64, packet: &mut [u8]) {
         assert!(packet.len() >= DATA_HEADER_BYTES + TAG_BYTES);
-        packet[0] =
-            (packet[0] & !FIRST_BYTE_MASK) | ((self.tx_generation as u8 & 3) << GENERATION_SHIFT);
+        packet[0] = (packet[0] & !FIRST_BYTE_MASK)
+            | ((self.tx_generation as u8 & 3) << GENERATION_SHIFT)
+            | (HYBRID_BIT * u8::from(self.tx_hybrid));
         packet[1 + CID_BYTES..DATA_HEADER_BYTES].copy_from_slice(&(number as u32).to_be_bytes());
         let (header, body) = packet.split_at_mut(DATA_HEADER_BYTES);
         let (text, tag) = body.split_at_mut(body.len() - TAG_BYTES);
@@ -290,8 +422,21 @@ impl PacketKeys {
         low.copy_from_slice(&packet[1 + CID_BYTES..DATA_HEADER_BYTES]);
         let number = expand_packet_number(expected, u32::from_be_bytes(low));
         let current = self.rx_generation as u8 & 3;
-        let (key, key_advanced) = match generation.wrapping_sub(current) & 3 {
+        let is_hybrid = packet[0] & HYBRID_BIT != 0;
+        let step = match (is_hybrid, self.rx_hybrid) {
+            // R-KEM-4: a late packet from before the exchange.
+            (false, true) => 3,
+            // R-KEM-4: the hybrid keys begin with generation 0.
+            (true, false) if generation != 0 => return Err(SealError::NotAuthentic),
+            (true, false) => 1,
+            _ => generation.wrapping_sub(current) & 3,
+        };
+        let (key, key_advanced) = match step {
             0 => (&mut self.rx, false),
+            1 if is_hybrid && !self.rx_hybrid => match &mut self.hybrid {
+                HybridStage::Agreed { rx: Some(rx), .. } => (&mut **rx, true),
+                _ => return Err(SealError::NotAuthentic),
+            },
             1 => {
                 let rx = &self.rx;
                 let next = self.rx_next.get_or_insert_with(|| Box::new(rx.next()));
@@ -318,16 +463,32 @@ impl PacketKeys {
         if header[0] & RESERVED_BITS != 0 {
             return Err(SealError::NotAuthentic);
         }
-        if key_advanced && let Some(mut next) = self.rx_next.take() {
-            std::mem::swap(&mut self.rx, &mut *next);
-            self.rx_before = Some(next);
-            self.rx_generation += 1;
+        if key_advanced {
+            self.follow(is_hybrid);
         }
         Ok(OpenedPacket {
             number,
             end: DATA_HEADER_BYTES + text,
             key_advanced,
         })
+    }
+
+    /// Takes up the keys under which a packet has just authenticated.
+    #[cold]
+    fn follow(&mut self, is_hybrid: bool) {
+        let begins = is_hybrid && !self.rx_hybrid;
+        let next = match &mut self.hybrid {
+            HybridStage::Agreed { rx, .. } if begins => rx.take(),
+            _ => self.rx_next.take(),
+        };
+        let Some(mut next) = next else { return };
+        std::mem::swap(&mut self.rx, &mut *next);
+        self.rx_before = Some(next);
+        self.rx_generation += 1;
+        if begins {
+            (self.rx_generation, self.rx_hybrid, self.rx_next) = (0, true, None);
+            self.send_hybrid();
+        }
     }
 
     /// Begins the next key generation for the packets that this host sends.
@@ -451,6 +612,98 @@ mod tests {
             );
             assert_eq!(&good[DATA_HEADER_BYTES..opened.end], b"some frames");
             assert_eq!(rx.failed(), failed + 1, "only what does not open counts");
+        }
+    }
+
+    /// Both ends after an exchange whose secret is `secret`.
+    fn exchanged(secret: [u8; 32]) -> (PacketKeys, PacketKeys) {
+        let (mut device, mut server) = pair(CipherSuite::Aes128Gcm);
+        let s = HandshakeSecrets {
+            initiator: [1; 32],
+            responder: [2; 32],
+            transcript: [3; 32],
+        };
+        let (key, ciphertext, secret) = ([4; KEM_KEY_BYTES], [5; 1088], KemSecret(secret));
+        assert!(device.mix_in(&key, &ciphertext, &secret, true).is_none());
+        device.await_exchange(&s);
+        server.await_exchange(&s);
+        let a = device.mix_in(&key, &ciphertext, &secret, true).unwrap();
+        let b = server.mix_in(&key, &ciphertext, &secret, false).unwrap();
+        assert_eq!((a.id, a.secret), (b.id, b.secret));
+        assert!(device.mix_in(&key, &ciphertext, &secret, true).is_none());
+        (device, server)
+    }
+
+    #[test]
+    fn each_direction_changes_to_hybrid_keys_and_late_packets_are_read_until_they_are_forgotten() {
+        // R-KEM-3, R-KEM-4
+        let send = |keys: &mut PacketKeys, number| {
+            let mut p = packet(b"some frames");
+            keys.seal(PathId(0), number, &mut p);
+            p
+        };
+        let (mut device, mut server) = exchanged([6; 32]);
+        assert_eq!(
+            (device.are_hybrid(), server.are_hybrid()),
+            ((true, false), (false, false))
+        );
+        let mut early = send(&mut server, 0);
+        let mut late = send(&mut server, 1);
+        assert!(!device.open(PathId(0), 0, &mut early).unwrap().key_advanced);
+        let mut first = send(&mut device, 0);
+        assert!(server.open(PathId(0), 0, &mut first).unwrap().key_advanced);
+        assert_eq!(server.are_hybrid(), (true, true), "the device has the keys");
+        for number in 2..9 {
+            if number % 3 == 0 {
+                server.advance();
+            }
+            let mut p = send(&mut server, number);
+            let opened = device.open(PathId(0), number, &mut p).unwrap();
+            assert_eq!(opened.key_advanced, number == 2 || number % 3 == 0);
+            if number == 2 {
+                assert!(device.open(PathId(0), 2, &mut late.clone()).is_ok());
+                device.forget_previous();
+                assert!(device.open(PathId(0), 2, &mut late).is_err());
+            }
+        }
+        // Another secret gives other keys.
+        let mut p = send(&mut device, 1);
+        let mut other = exchanged([7; 32]).1;
+        assert!(other.open(PathId(0), 0, &mut p).is_err());
+    }
+
+    #[test]
+    fn without_an_exchange_the_bit_of_hybrid_keys_makes_a_packet_unreadable() {
+        // R-SEAL-1, R-KEM-4
+        let (mut device, _) = exchanged([6; 32]);
+        let (_, mut server) = pair(CipherSuite::Aes128Gcm);
+        let mut p = packet(b"some frames");
+        device.seal(PathId(0), 0, &mut p);
+        assert!(server.open(PathId(0), 0, &mut p).is_err());
+        assert_eq!(server.are_hybrid(), (false, false));
+    }
+
+    #[test]
+    fn a_handshake_with_a_session_secret_has_keys_of_its_own() {
+        // R-KEM-6
+        let s = HandshakeSecrets {
+            initiator: [1; 32],
+            responder: [2; 32],
+            transcript: [3; 32],
+        };
+        let secret = |n| SessionSecret {
+            id: [0; 8],
+            secret: [n; 32],
+        };
+        let keys = |secret, initiator| {
+            PacketKeys::with_secret(CipherSuite::Aes128Gcm, &s, secret, initiator)
+        };
+        let (right, wrong) = (secret(1), secret(2));
+        let mut p = packet(b"some frames");
+        keys(Some(&right), true).seal(PathId(0), 0, &mut p);
+        for (other, opens) in [(Some(&right), true), (Some(&wrong), false), (None, false)] {
+            let opened = keys(other, false).open(PathId(0), 0, &mut p.clone());
+            assert_eq!(opened.is_ok(), opens);
         }
     }
 

@@ -6,7 +6,7 @@ use serde_json::Value;
 use crate::handshake::HandshakeSecrets;
 use crate::{
     CipherSuite, Initiator, PacketKeys, PublicKey, Responder, SecretKey, SessionTicket, SynMacs,
-    TICKET_BYTES, open_cookie,
+    TICKET_BYTES, kem_decapsulate, kem_encapsulate, kem_encapsulation_key, open_cookie,
 };
 
 fn load(text: &str) -> Value {
@@ -182,4 +182,68 @@ fn sums_and_cookies_of_a_syn_are_as_the_vectors_say() {
     assert_eq!(cookie, array(&file["cookie"]["cookie"]));
     SynMacs::write(&mut syn, &server, Some(&cookie));
     assert_eq!(syn[1184..], bytes(&file["cookie"]["mac2"]));
+}
+
+#[test]
+fn an_exchange_by_ml_kem_is_as_the_vectors_say() {
+    // R-KEM-3, R-KEM-4, R-KEM-6
+    let file = load(include_str!("../../../docs/vectors/hybrid.json"));
+    let secrets = HandshakeSecrets {
+        initiator: array(&file["noise_key_initiator"]),
+        responder: array(&file["noise_key_responder"]),
+        transcript: array(&file["transcript"]),
+    };
+    let seed = array(&file["device_seed"]);
+    let key = kem_encapsulation_key(&seed);
+    assert_eq!(key[..], bytes(&file["encapsulation_key"]));
+    let (ciphertext, theirs) = kem_encapsulate(&key, &array(&file["server_seed"])).unwrap();
+    assert_eq!(ciphertext[..], bytes(&file["ciphertext"]));
+    let shared = kem_decapsulate(&seed, &ciphertext).unwrap();
+    for secret in [&shared, &theirs] {
+        assert_eq!(secret.0[..], bytes(&file["shared"]));
+    }
+    let exchanged = |suite, initiator| {
+        let mut keys = PacketKeys::new(suite, &secrets, initiator);
+        keys.await_exchange(&secrets);
+        let secret = keys.mix_in(&key, &ciphertext, &shared, initiator).unwrap();
+        assert_eq!(secret.id, array(&file["secret_id"]));
+        assert_eq!(secret.secret, array(&file["secret"]));
+        (keys, secret)
+    };
+    let of = |vector: &Value| {
+        let suite = CipherSuite::from_code(vector["suite"].as_u64().unwrap() as u8).unwrap();
+        (suite, vector["sender"] == "initiator")
+    };
+    for vector in file["packets"].as_array().unwrap() {
+        let (suite, by_initiator) = of(vector);
+        let mut rx = exchanged(suite, !by_initiator).0;
+        if vector["generation"] == 1 {
+            // The generation before: its packets are the vector's predecessor.
+            let before = file["packets"].as_array().unwrap().iter();
+            let before = before.filter(|v| of(v) == (suite, by_initiator));
+            opens(&mut rx, before.clone().next().unwrap());
+        }
+        opens(&mut rx, vector);
+    }
+    for vector in file["with_secret"].as_array().unwrap() {
+        let (suite, by_initiator) = of(vector);
+        let secret = exchanged(suite, true).1;
+        let keys = |secret| PacketKeys::with_secret(suite, &secrets, secret, !by_initiator);
+        opens(&mut keys(Some(&secret)), vector);
+        let mut packet = bytes(&vector["packet"]);
+        assert!(keys(None).open(PathId(0), 0, &mut packet).is_err());
+    }
+}
+
+/// Asserts that keys open the packet of a vector.
+fn opens(keys: &mut PacketKeys, vector: &Value) {
+    let path = PathId(vector["path"].as_u64().unwrap() as u32);
+    let number = vector["number"].as_u64().unwrap();
+    let mut packet = bytes(&vector["packet"]);
+    let opened = keys.open(path, number, &mut packet).unwrap();
+    assert_eq!(opened.number, number);
+    assert_eq!(
+        packet[DATA_HEADER_BYTES..opened.end],
+        bytes(&vector["frames"])
+    );
 }

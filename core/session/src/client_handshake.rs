@@ -13,7 +13,7 @@
 use std::collections::VecDeque;
 
 use d2tp_seal::{
-    Initiator, PublicKey, Rng, SYN_OVERHEAD_BYTES, SecretKey, SynMacs, TICKET_BYTES,
+    Initiator, PublicKey, Rng, SYN_OVERHEAD_BYTES, SecretKey, SessionSecret, SynMacs, TICKET_BYTES,
     WAKE_OVERHEAD_BYTES,
 };
 use d2tp_time::{Span, Time};
@@ -21,6 +21,9 @@ use d2tp_wire::{CID_BYTES, Cid, DATAGRAM_FIRST_BYTES, PacketKind, PathId, VERSIO
 
 use crate::claim::{FlowClaim, SynClaims};
 use crate::config::{EndpointConfig, SPARE_PATHS};
+use crate::key_exchange_state::{
+    HYBRID_SUITE, SHARE_DATAGRAM_MIN, SYN_TRAILER_BYTES, SynTrailer,
+};
 use crate::link::{Addresses, LinkId};
 use crate::serial_path::SerialPathId;
 use crate::session_state::CidChange;
@@ -111,6 +114,9 @@ pub(crate) struct PendingSyn {
     pub(crate) addresses: Addresses,
     pub(crate) gated: bool,
     pub(crate) by_ticket: bool,
+    pub(crate) offers_hybrid: bool,
+    /// The session secret that the SYN named.
+    pub(crate) secret: Option<Box<SessionSecret>>,
     pub(crate) sent_at: Time,
     /// Whether the SYN claimed flows. Claims are valid only while nothing else changes those flows.
     claimed: bool,
@@ -237,6 +243,7 @@ impl ClientHandshake {
         claims: Vec<FlowClaim>,
         early_data: &[u8],
         ticket: Option<&mut ClientTicket>,
+        hybrid: Option<(SynTrailer, Option<&SessionSecret>)>,
         config: &EndpointConfig,
         rng: &mut Rng,
     ) -> Option<OutgoingSyn> {
@@ -248,19 +255,36 @@ impl ClientHandshake {
         candidate.next_at = now + candidate.retry_after();
         candidate.tries += 1;
         let (addresses, gated, cookie) = (candidate.addresses, candidate.gated, candidate.cookie);
+        let line = SerialPathId::of(&addresses.remote);
+        // R-SERIAL-5: a slow line has no room for an exchange, but the name of a secret is short.
+        let hybrid = hybrid.filter(|(trailer, _)| {
+            let has_room = |line: SerialPathId| line.datagram() >= SHARE_DATAGRAM_MIN;
+            trailer.secret.is_some() || line.is_none_or(has_room)
+        });
 
         const HEAD: usize = 1 + CID_BYTES;
         const BODY: usize = DATAGRAM_FIRST_BYTES - HEAD - SynMacs::BYTES;
         // A WAKE has less room for its payload than a SYN.
         const PAYLOAD: usize = BODY - TICKET_BYTES - WAKE_OVERHEAD_BYTES;
         let mut payload = [0; BODY];
-        let mut w = WireWriter::new(&mut payload[..PAYLOAD]);
+        let early = claims.is_empty() && !early_data.is_empty() && !gated;
+        // R-EARLY-1: a server that gave a ticket may know the instance.
+        let fields_end = match early {
+            true => BODY - SYN_OVERHEAD_BYTES,
+            false => PAYLOAD,
+        } - SYN_TRAILER_BYTES;
+        let ticket = ticket.filter(|_| !early);
+        let mut w = WireWriter::new(&mut payload[..fields_end]);
         w.u64(instance);
         w.u32(epoch);
         const SAYS: usize = 8 + 4;
-        w.u8(config.suites.len() as u8);
+        w.u8(config.suites.len() as u8 + u8::from(hybrid.is_some()));
         for suite in &config.suites {
             w.u8(suite.code());
+        }
+        // R-KEM-1
+        if hybrid.is_some() {
+            w.u8(HYBRID_SUITE);
         }
         w.varint(config.session_window);
         w.varint(config.flow_window);
@@ -272,7 +296,7 @@ impl ClientHandshake {
         let claimed = !list.is_empty();
         // R-EARLY-1: early data is not sent on metered links, because nothing limits it before
         // there is a path.
-        if list.is_empty() && !early_data.is_empty() && !gated {
+        if early {
             w.u8(EARLY_DATA_MARK);
             w.varint(early_data.len() as u64);
             w.bytes(early_data);
@@ -301,11 +325,20 @@ impl ClientHandshake {
             None => BODY - SYN_OVERHEAD_BYTES,
         };
         // R-SERIAL-1: a serial line carries no padding but what makes room for the answer.
-        let padded = match SerialPathId::of(&addresses.remote) {
-            Some(_) => says.end.max(SERIAL_PAYLOAD_MIN).min(full),
+        let trailer_bytes = match hybrid {
+            Some(_) => SYN_TRAILER_BYTES,
+            None => 0,
+        };
+        let padded = match line {
+            Some(_) => (says.end + trailer_bytes)
+                .max(SERIAL_PAYLOAD_MIN)
+                .min(full),
             None => full,
         };
         let buf = &mut buf[..DATAGRAM_FIRST_BYTES - (full - padded)];
+        if let Some((trailer, _)) = hybrid {
+            payload[padded - SYN_TRAILER_BYTES..padded].copy_from_slice(&trailer.encode());
+        }
         let padded = &payload[..padded];
         buf[1..HEAD].copy_from_slice(&self.cids[0].0);
         let end = buf.len() - SynMacs::BYTES;
@@ -342,6 +375,8 @@ impl ClientHandshake {
             addresses,
             gated,
             by_ticket: kind == PacketKind::Wake,
+            offers_hybrid: hybrid.is_some(),
+            secret: hybrid.and_then(|(_, secret)| secret.cloned().map(Box::new)),
             sent_at: now,
             claimed,
             datagram: (&*buf).into(),

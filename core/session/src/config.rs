@@ -7,6 +7,7 @@ use crate::ack_offload_state::AckOffload;
 use crate::cid_share::CidShare;
 use crate::congestion::CongestionKind;
 use crate::drwa::DrwaLambda;
+use crate::key_exchange_state::HybridPolicy;
 use crate::memory_pool::MemoryPool;
 use crate::mirror_state::Mirroring;
 use crate::path_scheduler::PathSchedulerKind;
@@ -46,6 +47,8 @@ pub const HALF_OPEN_PER_INSTANCE: usize = 2;
 pub struct EndpointConfig {
     /// AEADs in order of preference.
     pub suites: Vec<CipherSuite>,
+    /// Whether keys are agreed by ML-KEM too. Each new session then costs about 2.5 kB more, once.
+    pub hybrid: HybridPolicy,
     /// The most bytes of a flow that may be in flight or unread. A larger window suits longer and
     /// faster paths, and costs this much memory for each busy flow.
     pub flow_window: u64,
@@ -155,6 +158,7 @@ impl Default for EndpointConfig {
     fn default() -> Self {
         EndpointConfig {
             suites: vec![CipherSuite::Aes128Gcm, CipherSuite::ChaCha20Poly1305],
+            hybrid: HybridPolicy::default(),
             flow_window: 8 << 20,
             session_window: 16 << 20,
             send_buffer: 4 << 20,

@@ -42,6 +42,9 @@ pub enum SessionEnd {
     /// The two hosts have no cipher suite or version in common.
     #[error("the server speaks no version or cipher suite that we do")]
     NoCommonVersion,
+    /// The server cannot agree keys by ML-KEM, and they are required (R-KEM-8).
+    #[error("the server has no keys that withstand quantum computers, and they are required of it")]
+    NoHybridKeys,
 }
 
 /// The rule of the protocol that a peer broke. It ends the session.
@@ -100,6 +103,9 @@ pub enum PeerFault {
         /// The number of claims that arrived.
         heard: u64,
     },
+    /// The peer sent a share of keys that was not agreed on, or that is none (R-KEM-1, R-KEM-5).
+    #[error("a key share that is none, or that was not agreed on")]
+    KeyShare,
     /// The peer opened more flows than the limit, which is given (R-FLOW-2).
     #[error("more than {0} flows")]
     TooManyFlows(usize),
@@ -247,6 +253,8 @@ pub enum SessionEvent {
         /// Payload of the datagram.
         bytes: Bytes,
     },
+    /// An exchange by ML-KEM is complete: its keys are in force, and the session's record has changed.
+    HybridKeys,
     /// The session has no path, so it sends nothing until it has one again.
     Suspended(ReasonCode),
     /// The session was restored for a handshake that was not confirmed, and is hibernated again

@@ -41,6 +41,8 @@ pub(crate) struct HalfOpen {
     pub(crate) own_cids: Vec<Cid>,
     pub(crate) body: SynAckBody,
     pub(crate) addresses: Addresses,
+    /// Whether nothing of flows is sent without hybrid keys (R-KEM-8).
+    pub(crate) requires_hybrid: bool,
     /// The answer, which a copy of the same SYN gets again.
     pub(crate) answer: Vec<u8>,
     /// Whether a copy of the SYN caused the answer to be sent to another address as well. A host

@@ -355,6 +355,7 @@ mod tests {
             seen: Vec::new(),
             closing: None,
             ticket: None,
+            secret: None,
             flows: deadlines_s.iter().enumerate().map(flow).collect(),
         }
     }

@@ -43,6 +43,8 @@ mod half_open;
 mod handshake_ownership;
 mod hibernated;
 mod introspect;
+mod key_exchange;
+mod key_exchange_state;
 mod link;
 mod loss_classifier;
 mod memory_pool;
@@ -96,7 +98,8 @@ pub use config::{
 };
 pub use congestion::CongestionKind;
 pub use d2tp_seal::{
-    CipherSuite, PublicKey, Rng, SecretKey, SessionTicket, TicketHolder, TicketIssuer,
+    CipherSuite, PublicKey, Rng, SecretKey, SessionSecret, SessionTicket, TicketHolder,
+    TicketIssuer,
 };
 pub use d2tp_time::{Span, Time};
 pub use d2tp_wire::{FlowId, PathId, PathStatus, ReasonCode};
@@ -112,6 +115,7 @@ pub use flow_options::FlowOptions;
 pub use handshake_ownership::{OwnershipAnswer, OwnershipRequest};
 pub use hibernated::HibernatedExpiry;
 pub use introspect::{FlowState, SessionUsage};
+pub use key_exchange_state::HybridPolicy;
 pub use link::{Addresses, LinkId};
 pub use memory_pool::{KEY_SHARE, MemoryAccount, MemoryCharge, MemoryPool};
 pub use mirror_state::Mirroring;

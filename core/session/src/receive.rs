@@ -13,6 +13,7 @@ use crate::event::{FlowEnd, PeerFault, SessionEnd, SessionEvent};
 use crate::flow::{SessionFlow, want};
 use crate::flow_api::CODE_DEADLINE;
 use crate::flow_options::FlowOptions;
+use crate::key_exchange_state::HybridAnswer;
 use crate::link::Addresses;
 use crate::path::{self, PathState, PreviousAddress, SessionPath};
 use crate::recv_half::FLOW_BYTES;
@@ -35,6 +36,7 @@ fn is_of_paths(frame: &Frame<'_>) -> bool {
         frame,
         Frame::Ack { .. }
             | Frame::Ping
+            | Frame::KeyShare { .. }
             | Frame::Chg { .. }
             | Frame::Rsp { .. }
             | Frame::Auth { .. }
@@ -90,7 +92,11 @@ impl Session {
             });
             self.rx_key_drop_at = now + pto.times(KEY_KEPT_PROBE_TIMEOUTS);
         }
-        if known.is_none() && !self.accept_path(now, path, from) {
+        let is_known = known.is_some();
+        if opened.key_advanced {
+            self.on_keys_advanced();
+        }
+        if !is_known && !self.accept_path(now, path, from) {
             return;
         }
         self.handle_opened(
@@ -321,6 +327,7 @@ impl Session {
                 return self.on_ack(now, path, on_own_path, delay, ranges);
             }
             Frame::Ping => {}
+            Frame::KeyShare { half, bytes } => self.on_key_share(half, bytes)?,
             Frame::AckRate {
                 path,
                 every,
@@ -1011,11 +1018,18 @@ impl Session {
         let Some((open, (secrets, n))) = answered else {
             return;
         };
-        let Some(answer) = SynAck::decode(&mut WireReader::new(&payload[..n])) else {
+        let Some(mut answer) = SynAck::decode(&mut WireReader::new(&payload[..n])) else {
             return;
         };
+        // R-KEM-1: what was not offered is not agreed.
+        if let SynAck::Accepted(body) = &mut answer
+            && !open.offers_hybrid
+        {
+            body.hybrid = HybridAnswer::Unused;
+        }
         let (epoch, sent_at, gated) = (open.epoch, open.sent_at, open.gated);
         let (by_ticket, sent_once_at) = (open.by_ticket, open.sent_once_at());
+        let secret = open.secret.clone();
         match answer {
             SynAck::Stale { confirmed } => {
                 // R-HS-4: the server has confirmed a later epoch of this instance, so continue
@@ -1039,6 +1053,12 @@ impl Session {
             SynAck::Accepted(body) if self.closing.is_some() && !body.resumed => {
                 self.end(SessionEnd::Local);
             }
+            // R-KEM-8
+            SynAck::Accepted(body)
+                if self.requires_hybrid && body.hybrid == HybridAnswer::Unused =>
+            {
+                self.end(SessionEnd::NoHybridKeys);
+            }
             SynAck::Accepted(body) => {
                 let Some(suite) = CipherSuite::from_code(body.suite) else {
                     return;
@@ -1046,8 +1066,17 @@ impl Session {
                 if !self.config.suites.contains(&suite) {
                     return;
                 }
+                // R-KEM-6
+                let secret = match (body.hybrid, &secret) {
+                    (HybridAnswer::SecretUsed, None) => return,
+                    (HybridAnswer::SecretUsed, secret) => secret.as_deref(),
+                    _ => None,
+                };
                 let handshake = self.handshake.take().expect("it is being answered");
-                let keys = PacketKeys::new(suite, &secrets, true);
+                let mut keys = PacketKeys::with_secret(suite, &secrets, secret, true);
+                if body.hybrid == HybridAnswer::Exchange {
+                    keys.await_exchange(&secrets);
+                }
                 let waiting: Vec<_> = handshake.links().collect();
                 let cids = handshake.cids;
                 self.begin_generation(now, keys, epoch, &cids, &body);
@@ -1154,6 +1183,7 @@ impl Session {
         } else {
             0
         };
+        self.begin_key_exchange(peer.hybrid);
     }
 
     /// Handles a server's request to prove the device's address.

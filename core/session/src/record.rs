@@ -6,17 +6,21 @@
 
 use std::collections::BTreeMap;
 
-use d2tp_seal::{PublicKey, SessionTicket, TICKET_BYTES};
+use d2tp_seal::{PublicKey, SECRET_ID_BYTES, SessionSecret, SessionTicket, TICKET_BYTES};
 use d2tp_time::Span;
 use d2tp_wire::{FlowId, VARINT_MAX, WireReader, WireWriter};
 
 use crate::flow_options::FlowOptions;
 use crate::session_state::Role;
 
+/// The format of a record without a session secret.
 const FORMAT: u8 = 3;
+/// The format of a record with one. It is not written otherwise, so that older programs read what
+/// they can.
+const FORMAT_WITH_SECRET: u8 = 4;
 /// The most memory that a hibernated flow takes, in bytes.
 pub const FLOW_RECORD_BYTES_MAX: usize = 96;
-const HEAD_BYTES_MAX: usize = 80 + TICKET_BYTES + 32;
+const HEAD_BYTES_MAX: usize = 80 + TICKET_BYTES + 32 + SECRET_ID_BYTES + 32;
 /// The most epochs whose used flow ids are recorded individually.
 pub(crate) const SEEN_EPOCHS_MAX: usize = 8;
 /// The most ranges of used flow ids that are recorded for an epoch.
@@ -37,7 +41,9 @@ pub enum RecordError {
     #[error("the session record is damaged")]
     Damaged,
     /// The record was written in a format that this version does not know.
-    #[error("the session record has format {0}, this program reads format {FORMAT}")]
+    #[error(
+        "the session record has format {0}, this program reads formats {FORMAT} and {FORMAT_WITH_SECRET}"
+    )]
     Format(u8),
 }
 
@@ -93,6 +99,8 @@ pub struct SessionRecord {
     pub closing: Option<(u64, Span)>,
     /// The ticket for a device's next handshake.
     pub ticket: Option<SessionTicket>,
+    /// The secret of the last exchange by ML-KEM, which the next handshake names.
+    pub secret: Option<SessionSecret>,
     /// Flows that are open.
     pub flows: Vec<FlowRecord>,
 }
@@ -115,7 +123,10 @@ impl SessionRecord {
         let mut buf =
             vec![0; HEAD_BYTES_MAX + SEEN_BYTES_MAX + self.flows.len() * FLOW_RECORD_BYTES_MAX];
         let mut w = WireWriter::new(&mut buf);
-        w.u8(FORMAT);
+        w.u8(match self.secret {
+            None => FORMAT,
+            Some(_) => FORMAT_WITH_SECRET,
+        });
         w.u8(u8::from(self.role == Role::Responder));
         w.bytes(&self.peer.0);
         w.u64(self.instance);
@@ -140,6 +151,10 @@ impl SessionRecord {
                 w.bytes(&ticket.bytes);
                 w.bytes(&ticket.secret);
             }
+        }
+        if let Some(secret) = &self.secret {
+            w.bytes(&secret.id);
+            w.bytes(&secret.secret);
         }
         w.varint(self.flows.len() as u64);
         for f in &self.flows {
@@ -187,7 +202,7 @@ impl SessionRecord {
         let bad = |_| RecordError::Damaged;
         let mut r = WireReader::new(bytes);
         let format = r.u8().map_err(bad)?;
-        if format != FORMAT {
+        if format != FORMAT && format != FORMAT_WITH_SECRET {
             return Err(RecordError::Format(format));
         }
         let role = match r.u8().map_err(bad)? {
@@ -238,6 +253,13 @@ impl SessionRecord {
                 secret: r.array().map_err(bad)?,
             }),
             _ => return Err(RecordError::Damaged),
+        };
+        let secret = match format {
+            FORMAT_WITH_SECRET => Some(SessionSecret {
+                id: r.array().map_err(bad)?,
+                secret: r.array().map_err(bad)?,
+            }),
+            _ => None,
         };
         let n = r.varint().map_err(bad)?;
         if n > FLOWS_MAX {
@@ -300,6 +322,7 @@ impl SessionRecord {
             seen,
             closing,
             ticket,
+            secret,
             flows,
         })
     }
@@ -349,6 +372,10 @@ mod tests {
                 ticket: (role && n.is_multiple_of(3)).then_some(SessionTicket {
                     bytes: [n as u8; TICKET_BYTES],
                     secret: [7; 32],
+                }),
+                secret: n.is_multiple_of(5).then_some(SessionSecret {
+                    id: [n as u8; 8],
+                    secret: [8; 32],
                 }),
                 flows: (0..flows).map(|i| flow(i << 25, n + i)).collect(),
             };

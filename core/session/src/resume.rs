@@ -81,6 +81,7 @@ impl Session {
                 .as_deref()
                 .map(|(code, _)| (*code, self.closing_until.since(now))),
             ticket: self.ticket.as_ref().map(|held| held.ticket().clone()),
+            secret: self.session_secret.as_deref().cloned(),
             flows,
         }
     }
@@ -119,6 +120,7 @@ impl Session {
     pub(crate) fn restore(&mut self, now: Time, record: &SessionRecord) {
         self.epoch = record.epoch;
         self.ticket = record.ticket.clone().map(ClientTicket::boxed);
+        self.session_secret = record.secret.clone().map(Box::new);
         let account = self.config.memory.account(self.peer);
         for r in &record.flows {
             let send = SendHalf::restored(

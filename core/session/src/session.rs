@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use d2tp_seal::{CookieSecrets, PacketKeys, PublicKey, Rng, SecretKey};
+use d2tp_seal::{CookieSecrets, PacketKeys, PublicKey, Rng, SecretKey, SessionSecret};
 use d2tp_time::{Span, Time};
 use d2tp_wire::{Cid, FlowId, PathId, PathStatus, ReasonCode, TOKEN_BYTES};
 
@@ -27,6 +27,7 @@ use crate::datagram_queue::DatagramSendQueue;
 use crate::event::FlowArrival;
 use crate::event::{PeerFault, SessionEnd, SessionEvent};
 use crate::flow::{FlowTable, want};
+use crate::key_exchange_state::{HybridKeys, HybridPolicy, KeyExchange};
 use crate::link::{Addresses, LinkId};
 use crate::path::{self, PathState, Paths};
 use crate::path_map::PathMap;
@@ -44,6 +45,9 @@ pub(crate) mod say {
     pub(crate) const CLOSE: u16 = 1 << 2;
     /// The status of frozen paths, which they cannot carry themselves.
     pub(crate) const FROZEN: u16 = 1 << 3;
+    /// The two halves of a KEY_SHARE.
+    pub(crate) const SHARE_FIRST: u16 = 1 << 4;
+    pub(crate) const SHARE_SECOND: u16 = 1 << 5;
 }
 
 /// A connection id issued to the peer.
@@ -188,6 +192,13 @@ pub struct Session {
     pub(crate) handshake: Option<Box<ClientHandshake>>,
     /// A device's ticket for the next handshake without a path.
     pub(crate) ticket: Option<Box<ClientTicket>>,
+    /// The secret of the last exchange by ML-KEM.
+    pub(crate) session_secret: Option<Box<SessionSecret>>,
+    /// The exchange by ML-KEM under the keys in force.
+    pub(crate) key_exchange: Option<Box<KeyExchange>>,
+    pub(crate) hybrid: HybridKeys,
+    /// Whether nothing of flows is sent without hybrid keys (R-KEM-8).
+    pub(crate) requires_hybrid: bool,
     pub(crate) paths: Paths,
     pub(crate) path_scheduler: Box<dyn PathScheduler>,
     pub(crate) flows: FlowTable,
@@ -274,6 +285,10 @@ impl Session {
         Session {
             role,
             path_scheduler: path_scheduler(config.path_scheduler),
+            session_secret: None,
+            key_exchange: None,
+            hybrid: HybridKeys::Unused,
+            requires_hybrid: role == Role::Initiator && config.hybrid == HybridPolicy::Required,
             config,
             local,
             peer,

@@ -7,6 +7,7 @@ use d2tp_wire::{
 
 use crate::claim::SynClaims;
 use crate::config::SPARE_PATHS;
+use crate::key_exchange_state::{HYBRID_SUITE, HybridAnswer, SynTrailer};
 use crate::link::Addresses;
 
 /// The decoded payload of a SYN.
@@ -23,6 +24,8 @@ pub(crate) struct Syn {
     pub(crate) early_data: Option<Vec<u8>>,
     /// The epoch of the handshake that issued the ticket, if the SYN has one.
     pub(crate) ticket_of: Option<u32>,
+    /// What the device says about keys of ML-KEM, if it offers them.
+    pub(crate) hybrid: Option<SynTrailer>,
 }
 
 /// The source of a SYN, and the properties of its datagram that its answer needs.
@@ -59,6 +62,8 @@ impl Syn {
             Some(_) => SynClaims::default(),
             None => SynClaims::decode(r)?,
         };
+        let offers = suites.contains(&HYBRID_SUITE);
+        let hybrid = offers.then(|| SynTrailer::decode(r.rest()));
         Some(Syn {
             instance,
             epoch,
@@ -69,6 +74,7 @@ impl Syn {
             claims,
             early_data,
             ticket_of: None,
+            hybrid,
         })
     }
 }
@@ -85,6 +91,8 @@ pub(crate) struct SynAckBody {
     pub(crate) spare: Vec<(Cid, [u8; TOKEN_BYTES])>,
     /// The ticket for the device's next handshake.
     pub(crate) ticket: Option<SessionTicket>,
+    /// What follows for keys of ML-KEM.
+    pub(crate) hybrid: HybridAnswer,
 }
 
 /// The size of each spare connection id in a SYN+ACK.
@@ -145,6 +153,9 @@ impl SynAck {
                     w.bytes(&ticket.bytes);
                     w.bytes(&ticket.secret);
                 }
+                if b.hybrid != HybridAnswer::Unused {
+                    w.u8(b.hybrid.code());
+                }
             }
             SynAck::Stale { confirmed } => {
                 w.u8(1);
@@ -184,6 +195,7 @@ impl SynAck {
                     }),
                     _ => None,
                 };
+                let hybrid = HybridAnswer::from_code(r.u8().unwrap_or(0));
                 SynAck::Accepted(SynAckBody {
                     cid,
                     token,
@@ -193,6 +205,7 @@ impl SynAck {
                     flow_credit,
                     spare,
                     ticket,
+                    hybrid,
                 })
             }
             1 => SynAck::Stale {
@@ -247,6 +260,7 @@ mod tests {
             flow_credit: 77,
             spare: vec![(Cid([3; 8]), [4; 16]); 3],
             ticket: None,
+            hybrid: HybridAnswer::Unused,
         };
         let ticket = Some(SessionTicket {
             bytes: [5; TICKET_BYTES],

@@ -162,7 +162,12 @@ impl Session {
             return None;
         }
         let claims = self.claims();
-        let early_data = self.early_data(now);
+        // R-KEM-8
+        let early_data = match self.requires_hybrid {
+            true => Vec::new(),
+            false => self.early_data(now),
+        };
+        let trailer = self.syn_trailer();
         let handshake = self.handshake.as_mut()?;
         // R-HS-2: an epoch is used for one SYN only, and was reserved before.
         if self.epochs.is_empty() {
@@ -189,6 +194,7 @@ impl Session {
             claims,
             &early_data,
             ticket,
+            trailer.zip(Some(self.session_secret.as_deref())),
             &self.config,
             &mut self.rng,
         )?;
@@ -540,12 +546,14 @@ impl Session {
     /// send.
     fn write_packet(&mut self, slot: usize, terms: &PacketPermissions, buf: &mut [u8]) -> usize {
         let now = terms.now;
+        let awaits_hybrid = self.awaits_hybrid();
         let session_room = self.credit.peer_max.saturating_sub(self.credit.sent);
         let flush_control = terms.control
             && (self.wants & !say::RESUME_END != 0
-                || self.ends_claims()
-                || (self.flows.has_dirty() && !self.inherits_instance)
-                || self.flows.has_refusals()
+                || (!awaits_hybrid
+                    && (self.ends_claims()
+                        || (self.flows.has_dirty() && !self.inherits_instance)
+                        || self.flows.has_refusals()))
                 || self.gone.iter().any(|g| g.must_send)
                 || self.issued.values().any(|i| i.must_send));
         let path = self.paths.at(slot);
@@ -553,12 +561,12 @@ impl Session {
         // An address that is not validated is challenged first; the few bytes that may be sent
         // there are not for payload.
         let proves = path.validated || buf.len() >= DATA_UNPROVED_MIN;
-        let payload = if terms.eliciting && proves {
+        let payload = if terms.eliciting && proves && !awaits_hybrid {
             self.next_payload(slot, terms, session_room)
         } else {
             None
         };
-        let datagrams = match terms.eliciting {
+        let datagrams = match terms.eliciting && !awaits_hybrid {
             true => self.datagram_path(now, slot),
             false => None,
         };
@@ -610,7 +618,9 @@ impl Session {
             // 4. and 5. Control frames of the session and of flows.
             if flush_control {
                 self.write_session_frames(&mut w, &mut sent);
-                self.write_flow_frames(now, &mut w, &mut sent);
+                if !awaits_hybrid {
+                    self.write_flow_frames(now, &mut w, &mut sent);
+                }
             }
             // 6. Datagrams, then data.
             if let Some(taker) = &datagrams {
@@ -861,6 +871,9 @@ impl Session {
         }
         if self.wants & say::FROZEN != 0 {
             self.write_frozen(w, sent);
+        }
+        if self.wants & (say::SHARE_FIRST | say::SHARE_SECOND) != 0 {
+            self.write_key_shares(w, sent);
         }
         for gone in self.gone.iter_mut().filter(|g| g.must_send) {
             if w.room() < 40 {

@@ -6,6 +6,7 @@
 //!  01      PING            –
 //!  02      ACK             path v, largest v, delay_us v, ranges v, first v, {gap v, len v}*
 //!  03      ACK_RATE        path v, every v, delay_us v
+//!  04      KEY_SHARE       half 1, length v, bytes
 //!  08/09   DATA / DATA+FIN flow v, offset v, length v, bytes
 //!  10      OPEN            flow v, flags 1, priority 1, size+1 v, deadline_ms+1 v
 //!  11      RESET           flow v, code v, final_size v
@@ -267,6 +268,11 @@ pub enum Frame<'a> {
         every: u32,
         delay_us: u64,
     },
+    KeyShare {
+        /// Which half of the share the bytes are: 0 or 1.
+        half: u8,
+        bytes: &'a [u8],
+    },
     Data {
         flow: FlowId,
         offset: u64,
@@ -461,6 +467,10 @@ impl<'a> Frame<'a> {
                 every: r.varint32("ACK_RATE every")?,
                 delay_us: r.varint()?,
             },
+            0x04 => Frame::KeyShare {
+                half: u8::from(flag(r.u8()?, "KEY_SHARE half")?),
+                bytes: r.string()?,
+            },
             0x10 => Frame::Open {
                 flow: flow(r)?,
                 flags: r.u8()?,
@@ -578,6 +588,11 @@ impl<'a> Frame<'a> {
                 ranges,
             } => {
                 Frame::encode_ack(w, path, delay_us, ranges.iter());
+            }
+            Frame::KeyShare { half, bytes } => {
+                w.u8(0x04);
+                w.u8(half);
+                w.string(bytes);
             }
             Frame::AckRate {
                 path,
@@ -912,6 +927,7 @@ mod tests {
             for frame in [
                 Frame::Ping,
                 Frame::AckRate { path, every: p, delay_us: a },
+                Frame::KeyShare { half: u8::from(on), bytes: &data },
                 Frame::Data { flow, offset, bytes: &data, fin: on },
                 Frame::Open { flow, flags: byte, priority: byte, size: on.then_some(a),
                     deadline_ms: (!on).then_some(b) },

@@ -225,6 +225,7 @@ impl SocketName {
             key,
             stream,
             nodes: Default::default(),
+            requires_hybrid: false,
         }
     }
 }

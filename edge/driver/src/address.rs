@@ -1,5 +1,7 @@
 //! The address of a server, which includes its key: `d2tp://host:port/KEY`, or
-//! `d2tp://host:port/KEY?stream=PORT` if streams are accepted on another TCP port than 443.
+//! `d2tp://host:port/KEY?stream=PORT` if streams are accepted on another TCP port than 443. With
+//! `?hybrid=required` a device uses the server with keys by ML-KEM only (R-KEM-8); several settings are
+//! separated by `&`.
 //!
 //! A server with several nodes, all of which have its key: `d2tp://host:port,host:port/KEY`, or
 //! `d2tp://name/KEY`, whose nodes the SVCB records of `_d2tp.name` list.
@@ -59,6 +61,8 @@ pub struct ServerAddress {
     pub stream: Option<u16>,
     /// The server's other nodes.
     pub nodes: ServerNodes,
+    /// Whether keys by ML-KEM are required of the server (R-KEM-8).
+    pub requires_hybrid: bool,
 }
 
 impl ServerAddress {
@@ -88,6 +92,7 @@ impl ServerAddress {
             ));
         }
         if self.host == other.host && self.nodes == other.nodes && self.port == other.port {
+            self.requires_hybrid |= other.requires_hybrid;
             return Ok(());
         }
         if [&self.nodes, &other.nodes].contains(&&ServerNodes::Records) {
@@ -112,6 +117,7 @@ impl ServerAddress {
             self.nodes = ServerNodes::Also(nodes);
         }
         self.stream = self.stream.or(other.stream);
+        self.requires_hybrid |= other.requires_hybrid;
         Ok(())
     }
 
@@ -148,18 +154,8 @@ impl FromStr for ServerAddress {
         let (place, key) = rest
             .split_once('/')
             .ok_or_else(|| fail("the key is missing"))?;
-        let (key, stream) = match key.split_once('?') {
-            None => (key, None),
-            Some((key, query)) => {
-                let port = query
-                    .strip_prefix("stream=")
-                    .ok_or_else(|| fail("after the key only ?stream=PORT may follow"))?;
-                let port = port
-                    .parse()
-                    .map_err(|_| fail("the stream port is not a number up to 65535"))?;
-                (key, Some(port))
-            }
-        };
+        let (key, query) = key.split_once('?').unwrap_or((key, ""));
+        let (stream, requires_hybrid) = read_settings(query).map_err(fail)?;
         let key = PublicKey::from_text(key.trim_end_matches('/'))
             .map_err(|_| fail("the key is not 43 characters of base64url"))?;
         if is_service_name(place) {
@@ -169,6 +165,7 @@ impl FromStr for ServerAddress {
                 key,
                 stream,
                 nodes: ServerNodes::Records,
+                requires_hybrid,
             });
         }
         let mut nodes = Vec::new();
@@ -188,8 +185,26 @@ impl FromStr for ServerAddress {
                 true => ServerNodes::One,
                 false => ServerNodes::Also(nodes),
             },
+            requires_hybrid,
         })
     }
+}
+
+/// Reads what may follow the key: the port of streams, and whether hybrid keys are required.
+fn read_settings(query: &str) -> Result<(Option<u16>, bool), &'static str> {
+    let (mut stream, mut requires_hybrid) = (None, false);
+    for setting in query.split('&').filter(|_| !query.is_empty()) {
+        match setting.split_once('=') {
+            Some(("stream", port)) if stream.is_none() => {
+                let port = port.parse();
+                let port = port.map_err(|_| "the stream port is not a number up to 65535")?;
+                stream = Some(port);
+            }
+            Some(("hybrid", "required")) => requires_hybrid = true,
+            _ => return Err("after the key only ?stream=PORT or ?hybrid=required may follow"),
+        }
+    }
+    Ok((stream, requires_hybrid))
 }
 
 /// Reads `host:port`.
@@ -227,9 +242,13 @@ impl fmt::Display for ServerAddress {
                 write!(f, "d2tp://{}/{}", nodes.join(","), self.key)?;
             }
         }
-        match self.stream {
-            Some(port) => write!(f, "?stream={port}"),
-            None => Ok(()),
+        if let Some(port) = self.stream {
+            write!(f, "?stream={port}")?;
+        }
+        match (self.requires_hybrid, self.stream) {
+            (false, _) => Ok(()),
+            (true, None) => f.write_str("?hybrid=required"),
+            (true, Some(_)) => f.write_str("&hybrid=required"),
         }
     }
 }
@@ -248,6 +267,7 @@ mod tests {
                 key,
                 stream: None,
                 nodes: Default::default(),
+                requires_hybrid: false,
             };
             assert_eq!(address.stream_port(), Some(443));
             assert_eq!(address.to_string().parse(), Ok(address.clone()));
@@ -257,7 +277,12 @@ mod tests {
                     ..address.clone()
                 };
                 assert_eq!(address.stream_port(), tried);
-                assert_eq!(address.to_string().parse(), Ok(address));
+                assert_eq!(address.to_string().parse(), Ok(address.clone()));
+                let required = ServerAddress {
+                    requires_hybrid: true,
+                    ..address
+                };
+                assert_eq!(required.to_string().parse(), Ok(required));
             }
         }
         let two = format!("d2tp://a.example:1,[2001:db8::1]:2/{key}");
@@ -289,6 +314,8 @@ mod tests {
             "d2tp://a:1/k",
             "d2tp://a:1/BwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwc?stream=x",
             "d2tp://a:1/BwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwc?port=443",
+            "d2tp://a:1/BwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwc?hybrid=off",
+            "d2tp://a:1/BwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwc?stream=1&",
         ] {
             assert!(bad.parse::<ServerAddress>().is_err(), "{bad}");
         }

@@ -113,7 +113,7 @@ impl Drop for ContextInbox {
 /// # let server = Server::bind(ServerOptions { listen: "127.0.0.1:0".parse()?,
 /// #     key: SecretKey::from_bytes([2; 32]), admission: Admission::Anybody, config: EndpointConfig::default() })?;
 /// # let device = Device::new(DeviceOptions { key: SecretKey::from_bytes([1; 32]), config: EndpointConfig::default(),
-/// #     server: ServerAddress { host: "127.0.0.1".into(), port: server.local_addr().port(), key: server.public_key(), stream: None, nodes: Default::default(), } }).await?;
+/// #     server: ServerAddress { host: "127.0.0.1".into(), port: server.local_addr().port(), key: server.public_key(), stream: None, nodes: Default::default(), requires_hybrid: false } }).await?;
 /// # device.use_default_route()?;
 /// # let _flow = { use tokio::io::AsyncWriteExt; let mut f = device.open(FlowSettings::default())?; f.write_all(b"x").await?; f };
 /// # let far = server.accept().await.unwrap().connection();

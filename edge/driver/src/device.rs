@@ -21,8 +21,9 @@ use d2tp_device::{
 use d2tp_links::{CostClass, Link, LinkKind, LinkProbe, StationStats};
 use d2tp_serial::SerialLine;
 use d2tp_session::{
-    AckOffload, Admission, Endpoint, EndpointConfig, FlowId, LinkId, Mirroring, PathState,
-    PathStats, PublicKey, SecretKey, Session, SessionEnd, SessionEvent, SessionId, Span, Time,
+    AckOffload, Admission, Endpoint, EndpointConfig, FlowId, HybridPolicy, LinkId, Mirroring,
+    PathState, PathStats, PublicKey, SecretKey, Session, SessionEnd, SessionEvent, SessionId, Span,
+    Time,
 };
 use d2tp_stream::StreamTarget;
 use parking_lot::Mutex;
@@ -211,8 +212,12 @@ impl Device {
         let DeviceOptions {
             server,
             key,
-            config,
+            mut config,
         } = options;
+        // R-KEM-8
+        if server.requires_hybrid {
+            config.hybrid = HybridPolicy::Required;
+        }
         let resolve = |cause| DriverError::Resolve {
             host: server.host.clone(),
             cause,

@@ -83,9 +83,9 @@ pub use d2tp_sched::CarriedByLink;
 pub use d2tp_session::{
     AckOffload, Admission, BadCidShare, CONTEXTS, CONTEXTS_OF_COPIES, CidShare, CipherSuite,
     CongestionKind, DATAGRAMS_MAX, DatagramStats, DrwaLambda, EndpointConfig, FirstHopStatus,
-    FlowEnd, LinkId, MemoryAccount, MemoryCharge, MemoryPool, Mirroring, PathSchedulerKind,
-    PathSelection, PathState, PathStats, PathSwitchKind, PublicKey, ReasonCode, RelayId,
-    RelayLimits, RelayRefusal, SecretKey, SessionEnd, SessionEvent, TraceLevel,
+    FlowEnd, HybridPolicy, LinkId, MemoryAccount, MemoryCharge, MemoryPool, Mirroring,
+    PathSchedulerKind, PathSelection, PathState, PathStats, PathSwitchKind, PublicKey, ReasonCode,
+    RelayId, RelayLimits, RelayRefusal, SecretKey, SessionEnd, SessionEvent, TraceLevel,
 };
 pub use d2tp_stream::{
     HttpProxyError, IdentityError, STREAM_PORT_DEFAULT, StreamIdentity, TcpStreamAcceptor,

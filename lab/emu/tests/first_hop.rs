@@ -90,6 +90,7 @@ fn fails(how: &str) -> Came {
                     key,
                     stream: None,
                     nodes: Default::default(),
+                    requires_hybrid: false,
                 },
                 key: SecretKey::from_bytes([1; 32]),
                 config: EndpointConfig::default(),

@@ -34,6 +34,10 @@ def u8(r):
     return r.uint(1)
 
 
+def half(r):
+    return int(r.flag())
+
+
 def string(r):
     return r.string().hex()
 
@@ -87,6 +91,7 @@ FRAMES = {
     0x01: ("PING", fields()),
     0x02: ("ACK", ack),
     0x03: ("ACK_RATE", fields(("path", v32), ("every", v32), ("delay_us", v))),
+    0x04: ("KEY_SHARE", fields(("half", half), ("bytes", string))),
     0x08: ("DATA", data(False)),
     0x09: ("DATA", data(True)),
     0x10: (

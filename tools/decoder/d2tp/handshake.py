@@ -11,6 +11,8 @@ PROLOGUE = b"D2TP\x01"
 SPARE_MAX = 8
 CLAIMS_MAX = 64
 EARLY_DATA = 255
+HYBRID = 16
+TRAILER = 9
 EARLY_FRAMES = ("OPEN", "DATA")
 SUITES = {1: "AES-128-GCM", 2: "ChaCha20-Poly1305"}
 
@@ -70,7 +72,19 @@ def read_syn_payload(payload):
         "flow_credit": r.v(),
         "cids": spare(r, lambda r: r.bytes(8).hex()),
     }
-    return {**said, **claims_or_early_data(r, said["epoch"])}
+    said.update(claims_or_early_data(r, said["epoch"]))
+    if HYBRID in said["suites"]:
+        said["hybrid"] = trailer(r.rest())
+    return said
+
+
+def trailer(padding):
+    """The end of the payload of a SYN that offers hybrid keys (section 3.7)."""
+    end = padding[-TRAILER:] if len(padding) >= TRAILER else bytes(TRAILER)
+    return {
+        "secret": end[1:].hex() if end[0] & 1 else None,
+        "required": bool(end[0] & 2),
+    }
 
 
 def read_syn_ack_payload(payload):
@@ -92,6 +106,9 @@ def read_syn_ack_payload(payload):
             raise Malformed(f"suite {said['suite']}")
         # A welcome that ends here, or says anything but 1, comes without.
         said["ticket"] = r.ticket() if r.left() and r.uint(1) == 1 else None
+        hybrid = r.uint(1) if r.left() else 0
+        if hybrid in (1, 2):
+            said["hybrid"] = hybrid
     elif answer == 1:
         said = {"kind": "stale", "confirmed": r.uint(4)}
     elif answer == 2:

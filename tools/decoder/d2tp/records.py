@@ -2,7 +2,7 @@
 
 from .reader import V_MAX, Malformed, Reader
 
-FORMAT = 3
+FORMATS = (3, 4)
 EPOCHS_MAX = 8
 RANGES_MAX = 16
 FLOWS_MAX = 65536
@@ -62,7 +62,8 @@ def flow(r):
 
 def read_record(record):
     r = Reader(record)
-    if r.uint(1) != FORMAT:
+    form = r.uint(1)
+    if form not in FORMATS:
         raise Malformed("another format")
     role = r.uint(1)
     if role > 1:
@@ -82,6 +83,8 @@ def read_record(record):
     closing = {"code": code, "left_ms": min(r.v(), MS_MAX)} if code is not None else None
     said["closing"] = closing
     said["ticket"] = r.ticket() if role == 0 and r.flag() else None
+    if form == 4:
+        said["secret"] = [r.bytes(8).hex(), r.bytes(32).hex()]
     count = r.v()
     if count > FLOWS_MAX:
         raise Malformed(f"{count} flows")

@@ -27,6 +27,10 @@ pub fn session_refusal(
              --allow-client {device}"
         ),
         SessionEnd::NoCommonVersion => format!("{server}: {end}; update the older one"),
+        SessionEnd::NoHybridKeys => format!(
+            "{server} has no post-quantum keys, and its address requires them (hybrid=required); its operator updates \
+             it, or you remove that from the address"
+        ),
         _ => return None,
     };
     let (exit, reason) = (TransferExit::Error, TransferReason::ProxyUnreachable);

@@ -81,6 +81,7 @@ impl ProgramServers {
             key: server.public_key(),
             stream: None,
             nodes: Default::default(),
+            requires_hybrid: false,
         };
         tokio::spawn(front(
             server.clone(),

@@ -521,6 +521,7 @@ mod tests {
                 key: PublicKey([7; 32]),
                 stream: None,
                 nodes: Default::default(),
+                requires_hybrid: false,
             },
             secret: InvitationSecret::generate(expires_s),
         }

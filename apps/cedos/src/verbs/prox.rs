@@ -675,6 +675,7 @@ pub async fn run(mut args: ProxArgs, sandbox: Option<SandboxReport>) -> anyhow::
         // Devices try the usual port by themselves.
         stream: stream_port.filter(|port| *port != STREAM_PORT_DEFAULT),
         nodes: Default::default(),
+        requires_hybrid: false,
     };
     if local.ip().is_unspecified() && args.public_host.is_none() {
         tracing::info!(

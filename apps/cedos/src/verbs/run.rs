@@ -383,6 +383,7 @@ fn nowhere(key: &d2tp_driver::SecretKey) -> ServerAddress {
         key: key.public(),
         stream: None,
         nodes: Default::default(),
+        requires_hybrid: false,
     }
 }
 

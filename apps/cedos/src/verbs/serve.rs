@@ -169,6 +169,7 @@ async fn serve_alone(
         key: server.public_key(),
         stream: None,
         nodes: Default::default(),
+        requires_hybrid: false,
     };
     print_stdout(&format!("{address}/"));
     stdout_result()?;

@@ -62,6 +62,7 @@ impl InvitingProxy {
                 key: self.server.public_key(),
                 stream: Some(0),
                 nodes: Default::default(),
+                requires_hybrid: false,
             },
             key: SecretKey::from_bytes([n; 32]),
             config: EndpointConfig::default(),

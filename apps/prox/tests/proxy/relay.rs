@@ -41,6 +41,7 @@ fn at(server: &Server) -> ServerAddress {
         key: server.public_key(),
         stream: None,
         nodes: Default::default(),
+        requires_hybrid: false,
     }
 }
 

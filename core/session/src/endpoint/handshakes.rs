@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use d2tp_seal::{
-    HandshakeSecrets, PacketKeys, Responder, Rng, SYN_ACK_OVERHEAD_BYTES, SynMacs, TICKET_BYTES,
-    TicketHolder,
+    HandshakeSecrets, PacketKeys, Responder, Rng, SYN_ACK_OVERHEAD_BYTES, SessionSecret, SynMacs,
+    TICKET_BYTES, TicketHolder,
 };
 use d2tp_time::{Span, Time};
 use d2tp_wire::{
@@ -22,6 +22,7 @@ use crate::event::SessionEvent;
 use crate::half_open::{HALF_OPEN_MAX, HalfOpen, RepeatedSyn};
 use crate::handshake_ownership::HandshakeOwnership;
 use crate::hibernated::InstanceKey;
+use crate::key_exchange_state::{HybridAnswer, HybridPolicy};
 use crate::link::Addresses;
 use crate::path::SessionPath;
 use crate::pending_lookup::PendingLookup;
@@ -264,7 +265,7 @@ impl Endpoint {
             let answer = half.answer.clone();
             return self.answer_within(len, from, answer);
         }
-        let Some(mut answer) = self.admit(&syn, key) else {
+        let Some((mut answer, secret)) = self.admit(&syn, key) else {
             return;
         };
         if let SynAck::Accepted(body) = &mut answer {
@@ -284,7 +285,12 @@ impl Endpoint {
         self.answer(from, out.clone());
         if let SynAck::Accepted(body) = answer {
             let suite = d2tp_seal::CipherSuite::from_code(body.suite).expect("we chose it");
-            let keys = PacketKeys::new(suite, &secrets, false);
+            let requires_hybrid = syn.hybrid.is_some_and(|hybrid| hybrid.required);
+            // R-KEM-6
+            let mut keys = PacketKeys::with_secret(suite, &secrets, secret.as_deref(), false);
+            if body.hybrid == HybridAnswer::Exchange {
+                keys.await_exchange(&secrets);
+            }
             // The stored body has the peer's view reversed: the ids that the device gave us.
             let own_cids: Vec<Cid> = std::iter::once(body.cid)
                 .chain(body.spare.iter().map(|s| s.0))
@@ -298,6 +304,7 @@ impl Endpoint {
                 flow_credit: syn.flow_credit,
                 spare: syn.spare.iter().map(|c| (*c, [0; 16])).collect(),
                 ticket: None,
+                hybrid: body.hybrid,
             };
             // R-HS-17: an answer takes long over a line whose SYN came without padding.
             let expires = match len < DATAGRAM_FIRST_BYTES {
@@ -312,6 +319,7 @@ impl Endpoint {
                 own_cids: own_cids.clone(),
                 body: theirs,
                 addresses: from,
+                requires_hybrid,
                 answer: out,
                 answered_elsewhere: false,
                 room,
@@ -336,8 +344,10 @@ impl Endpoint {
             let Syn {
                 claims, early_data, ..
             } = syn;
+            // R-KEM-8
+            let may_send = !requires_hybrid || body.hybrid == HybridAnswer::SecretUsed;
             // R-HS-19
-            if self.admission.admits(&peer) {
+            if may_send && self.admission.admits(&peer) {
                 self.prepare_early_packets(now, index, claims, early_data, room);
             }
         }
@@ -467,20 +477,27 @@ impl Endpoint {
     }
 
     /// Whether this device may connect, and the answer to it; `None`: no answer now.
-    fn admit(&mut self, syn: &Syn, key: InstanceKey) -> Option<SynAck> {
+    ///
+    /// With it comes the session secret of which the keys are made, if there is one.
+    fn admit(
+        &mut self,
+        syn: &Syn,
+        key: InstanceKey,
+    ) -> Option<(SynAck, Option<Box<SessionSecret>>)> {
+        let refused = |answer| Some((answer, None));
         // R-HS-11
         let is_admitted = self.admission.admits(&key.0);
         if !is_admitted && (self.unadmitted_max == 0 || self.has_session(key.0, key.1)) {
             self.refused_client = Some(key.0);
             // R-HS-11: another server of the same key may know it, and a refusal would end its flows.
-            return Some(match self.records_shared && !syn.claims.list.is_empty() {
+            return refused(match self.records_shared && !syn.claims.list.is_empty() {
                 true => SynAck::Later,
                 false => SynAck::Refused(ReasonCode::NotAllowed),
             });
         }
         // R-HS-19
         if !is_admitted && !self.has_room_unadmitted() {
-            return Some(SynAck::Refused(ReasonCode::LimitReached));
+            return refused(SynAck::Refused(ReasonCode::LimitReached));
         }
         let existing = self.by_key.get(&key).and_then(|id| self.session(*id));
         let existing = existing.filter(|s| !s.is_unconfirmed());
@@ -492,14 +509,31 @@ impl Endpoint {
         if let Some(confirmed) = confirmed
             && syn.epoch <= confirmed
         {
-            return Some(SynAck::Stale { confirmed });
+            return refused(SynAck::Stale { confirmed });
         }
         // R-TICKET-1: a ticket from before the last handshake is not valid, whoever presents it.
         if let Some(of) = syn.ticket_of
             && confirmed.is_none_or(|confirmed| of < confirmed)
         {
-            return Some(SynAck::NoTicket);
+            return refused(SynAck::NoTicket);
         }
+        let is_awake = existing.is_some();
+        let secret = match existing {
+            Some(session) => session.session_secret.clone(),
+            None => sleeping.and_then(|record| record.secret).map(Box::new),
+        };
+        let named = syn.hybrid.and_then(|hybrid| hybrid.secret);
+        let secret_is_named = secret.as_ref().is_some_and(|s| Some(s.id) == named);
+        // R-KEM-7: a ticket may be read with a quantum computer, the secret not.
+        if syn.ticket_of.is_some() && secret.is_some() && !secret_is_named {
+            return refused(SynAck::NoTicket);
+        }
+        let hybrid = match (syn.hybrid, self.config.hybrid) {
+            (None, _) | (_, HybridPolicy::Off) => HybridAnswer::Unused,
+            _ if secret_is_named => HybridAnswer::SecretUsed,
+            _ => HybridAnswer::Exchange,
+        };
+        let secret = secret.filter(|_| hybrid == HybridAnswer::SecretUsed);
         let own = self.half_open.of(&key).len();
         let full = !self.has_room_awake(self.half_open.len() - own);
         if confirmed.is_none() {
@@ -508,9 +542,9 @@ impl Endpoint {
             let own_crowd = self.instances_of(key.0) >= self.config.sessions_per_key_max;
             let again = own > 0;
             if full || crowd || (own_crowd && !again) {
-                return Some(SynAck::Refused(ReasonCode::LimitReached));
+                return refused(SynAck::Refused(ReasonCode::LimitReached));
             }
-        } else if full && existing.is_none() {
+        } else if full && !is_awake {
             // R-QUOTA-4: a refusal would end a session that is only hibernated; without an answer
             // the device tries again.
             return None;
@@ -522,7 +556,7 @@ impl Endpoint {
             .map(|s| s.code())
             .find(|s| syn.suites.contains(s))
         else {
-            return Some(SynAck::NoSuite);
+            return refused(SynAck::NoSuite);
         };
         let holder = TicketHolder {
             peer: key.0,
@@ -541,7 +575,7 @@ impl Endpoint {
             true => u64::MAX,
             false => UNADMITTED_WINDOW_BYTES,
         };
-        Some(SynAck::Accepted(SynAckBody {
+        let accepted = SynAck::Accepted(SynAckBody {
             cid,
             token: self.shared_cookie_secrets.token(cid),
             suite,
@@ -550,7 +584,9 @@ impl Endpoint {
             flow_credit: self.config.flow_window.min(window_max),
             spare,
             ticket: Some(self.ticket_issuer.issue(self.rng.array(), &holder)),
-        }))
+            hybrid,
+        });
+        Some((accepted, secret))
     }
 
     pub(super) fn drop_half_open(&mut self, index: usize) -> Option<HalfOpen> {
@@ -676,6 +712,7 @@ impl Endpoint {
         if half.epoch <= session.epoch && session.generation > 0 {
             return;
         }
+        session.requires_hybrid = half.requires_hybrid;
         session.begin_generation(now, half.keys, half.epoch, &half.own_cids, &half.body);
         session.accept_path(now, path, from);
         if path != PathId(0) && half.early.as_ref().is_some_and(|e| e.has_sent()) {

@@ -39,6 +39,8 @@ fn ratio_through(queue_ms: u64, two: CongestionKind, one: CongestionKind, early:
         let mut p = Pair::with(EndpointConfig {
             congestion,
             mirroring: Mirroring::Never,
+            // Who gets how much falls by phase: the start is as it was when the bounds were set.
+            hybrid: HybridPolicy::Off,
             ..config()
         });
         for wire in p.wires.values_mut() {
@@ -95,6 +97,8 @@ fn beside_new_reno(mirroring: Mirroring, queue: Queue) -> (f64, PathStats) {
         let mut p = Pair::with(EndpointConfig {
             congestion,
             mirroring,
+            // Who gets how much falls by phase: the start is as it was when the bounds were set.
+            hybrid: HybridPolicy::Off,
             ..config()
         });
         let wire = p.wires.get_mut(&0).unwrap();

@@ -13,6 +13,7 @@ mod early_data;
 mod fairness;
 mod holes;
 mod hop;
+mod key_exchange;
 mod line;
 mod mirror;
 mod offload;

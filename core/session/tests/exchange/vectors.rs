@@ -35,13 +35,17 @@ fn described(r: &SessionRecord) -> Value {
     } else {
         "responder"
     };
-    json!({
+    let mut fields = json!({
         "role": role, "peer": hex::encode(r.peer.0), "instance": r.instance, "epoch": r.epoch,
         "seen_floor": r.seen_floor, "seen": r.seen,
         "closing": r.closing.map(|(code, left)| json!({"code": code, "left_ms": left.as_millis()})),
         "ticket": r.ticket.as_ref().map(|t| [hex::encode(t.bytes), hex::encode(t.secret)]),
         "flows": flows, "hex": hex::encode(r.encode()),
-    })
+    });
+    if let Some(secret) = &r.secret {
+        fields["secret"] = json!([hex::encode(secret.id), hex::encode(secret.secret)]);
+    }
+    fields
 }
 
 #[test]

@@ -33,6 +33,10 @@ pub fn described(frame: &Frame<'_>) -> (&'static str, Value) {
             "ACK_RATE",
             json!({"path": path.0, "every": every, "delay_us": delay_us}),
         ),
+        Frame::KeyShare { half, bytes } => (
+            "KEY_SHARE",
+            json!({"half": half, "bytes": hex::encode(bytes)}),
+        ),
         Frame::Data {
             flow,
             offset,

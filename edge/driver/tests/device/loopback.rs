@@ -34,6 +34,7 @@ async fn device(server: &Server) -> Device {
         key: server.public_key(),
         stream: None,
         nodes: Default::default(),
+        requires_hybrid: false,
     };
     let options = DeviceOptions {
         server: address,

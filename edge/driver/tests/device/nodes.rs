@@ -105,6 +105,7 @@ fn address(server: &Server, nodes: &[&Node]) -> ServerAddress {
         key: server.public_key(),
         stream: None,
         nodes: ServerNodes::Also(places),
+        requires_hybrid: false,
     }
 }
 

@@ -32,6 +32,7 @@ async fn client(server: &Server, n: u8) -> (Device, Flow, Flow) {
             key: server.public_key(),
             stream: None,
             nodes: Default::default(),
+            requires_hybrid: false,
         },
         key: key(n),
         config: EndpointConfig::default(),

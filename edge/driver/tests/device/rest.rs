@@ -46,6 +46,7 @@ fn options(server: &Server) -> DeviceOptions {
             key: server.public_key(),
             stream: None,
             nodes: Default::default(),
+            requires_hybrid: false,
         },
         key: key(1),
         config: EndpointConfig::default(),
@@ -355,6 +356,7 @@ fn stored(n: u64, left_s: u64) -> (JournalSessionKey, StoredRecord, JournalFlowK
         seen: vec![(1, vec![(0, 1)])],
         closing: None,
         ticket: None,
+        secret: None,
         flows: vec![FlowRecord {
             id: flow,
             options: FlowOptions {
@@ -711,6 +713,7 @@ fn crowded(journal: &Journal, sessions: u64) {
             seen: Vec::new(),
             closing: None,
             ticket: None,
+            secret: None,
             flows: vec![FlowRecord {
                 id: flow,
                 options: FlowOptions {

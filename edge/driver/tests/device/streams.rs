@@ -125,6 +125,7 @@ async fn device_of_streams(server: &Server, silent: &UdpSocket, at: SocketAddr) 
             key: server.public_key(),
             stream: Some(at.port()),
             nodes: Default::default(),
+            requires_hybrid: false,
         },
         key: key(1),
         config: EndpointConfig::default(),

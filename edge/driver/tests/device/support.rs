@@ -59,6 +59,7 @@ pub async fn device_by_way_of(
             key: server.public_key(),
             stream: None,
             nodes: Default::default(),
+            requires_hybrid: false,
         },
         key: key(1),
         config: EndpointConfig::default(),

@@ -35,6 +35,7 @@ async fn a_link_that_comes_up_takes_the_place_of_the_systems_route_and_gives_it_
             key: server.public_key(),
             stream: None,
             nodes: Default::default(),
+            requires_hybrid: false,
         },
         key: key(1),
         config: EndpointConfig::default(),

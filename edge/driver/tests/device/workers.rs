@@ -33,6 +33,7 @@ async fn device(server: &Server, number: u8) -> Device {
             key: server.public_key(),
             stream: None,
             nodes: Default::default(),
+            requires_hybrid: false,
         },
         key: key(100 + number),
         config: EndpointConfig::default(),

@@ -120,6 +120,7 @@ fn start_prox(
                 key: server.public_key(),
                 stream: None,
                 nodes: Default::default(),
+                requires_hybrid: false,
             }));
             let stop = async { drop(stopped.await) };
             cedos_prox::serve(server.clone(), prox, stop).await;

@@ -2,7 +2,7 @@
 
 use d2tp_seal::{
     CipherSuite, CookieSecrets, HandshakeSecrets, Initiator, PacketKeys, Responder, Rng, SecretKey,
-    SessionTicket, SynMacs, TICKET_BYTES, WAKE_OVERHEAD_BYTES,
+    SessionSecret, SessionTicket, SynMacs, TICKET_BYTES, WAKE_OVERHEAD_BYTES,
 };
 use d2tp_time::Span;
 use d2tp_wire::*;
@@ -12,6 +12,7 @@ use super::Case;
 use super::verdict::{array, bytes_of, ticket_fields};
 use crate::client_handshake::PROLOGUE;
 use crate::flow_options::FlowOptions;
+use crate::key_exchange_state::{HYBRID_SUITE, HybridAnswer, SynTrailer};
 use crate::syn::{SynAck, SynAckBody};
 use crate::{FlowRecord, Role, SessionRecord};
 
@@ -247,6 +248,10 @@ fn write_frame(draw: &mut Draw, out: &mut Vec<u8>) {
             let n = w.written();
             return out.extend(&buf[..n]);
         }
+        2 if draw.below(2) == 0 => Frame::KeyShare {
+            half: draw.below(2) as u8,
+            bytes: &bytes,
+        },
         2 => Frame::AckRate {
             path,
             every: draw.v32(),
@@ -552,7 +557,11 @@ fn write_syn_payload(draw: &mut Draw) -> Vec<u8> {
     let mut w = WireWriter::new(&mut buf);
     w.u64(draw.0.u64());
     w.u32(draw.v32());
-    let suites = draw.bytes(4);
+    let mut suites = draw.bytes(4);
+    let offers = draw.one_in(3);
+    if offers {
+        suites.push(HYBRID_SUITE);
+    }
     w.u8(suites.len() as u8);
     w.bytes(&suites);
     w.varint(draw.v());
@@ -566,6 +575,14 @@ fn write_syn_payload(draw: &mut Draw) -> Vec<u8> {
         write_early_data(draw, &mut w);
     } else {
         write_claims(draw, &mut w);
+    }
+    if offers && draw.one_in(2) {
+        w.zeros(draw.below(20) as usize);
+        let trailer = SynTrailer {
+            secret: draw.one_in(2).then(|| draw.0.array()),
+            required: draw.one_in(2),
+        };
+        w.bytes(&trailer.encode());
     }
     let n = w.written();
     buf[..n].to_vec()
@@ -781,6 +798,7 @@ fn write_syn_ack_payload(draw: &mut Draw) -> Vec<u8> {
                 .map(|_| (draw.cid(), draw.0.array()))
                 .collect(),
             ticket: perhaps_a_ticket(draw),
+            hybrid: HybridAnswer::from_code(draw.below(4) as u8),
         }),
     };
     let mut buf = [0; 400];
@@ -926,6 +944,10 @@ fn record(draw: &mut Draw) -> Case {
         Role::Responder
     };
     let ticket = perhaps_a_ticket(draw).filter(|_| role == Role::Initiator);
+    let secret = draw.0.u64().is_multiple_of(2).then(|| SessionSecret {
+        id: draw.0.array(),
+        secret: draw.0.array(),
+    });
     let record = SessionRecord {
         role,
         peer: d2tp_seal::PublicKey(draw.0.array()),
@@ -937,6 +959,7 @@ fn record(draw: &mut Draw) -> Case {
             .some()
             .map(|code| (code, Span::from_millis(draw.bits(40)))),
         ticket,
+        secret,
         flows,
     };
     let (why, bytes) = perhaps_damaged(draw, "a record", record.encode());

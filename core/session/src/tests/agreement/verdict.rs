@@ -12,6 +12,7 @@ use super::inputs::secrets;
 use crate::client_handshake::PROLOGUE;
 use crate::endpoint::handshakes::SYN_BYTES_MIN;
 use crate::endpoint::{Admission, Endpoint, IncomingDatagram};
+use crate::key_exchange_state::HybridAnswer;
 use crate::link::{Addresses, LinkId};
 use crate::syn::{Syn, SynAck};
 use crate::{EndpointConfig, Role, SessionRecord};
@@ -105,7 +106,7 @@ fn packet(given: &Value, bytes: &[u8]) -> Option<Value> {
 }
 
 fn syn_fields(syn: &Syn) -> Value {
-    json!({
+    let mut fields = json!({
         "instance": syn.instance, "epoch": syn.epoch, "suites": syn.suites,
         "session_credit": syn.session_credit, "flow_credit": syn.flow_credit,
         "cids": syn.spare.iter().map(|c| hex::encode(c.0)).collect::<Vec<_>>(),
@@ -115,7 +116,12 @@ fn syn_fields(syn: &Syn) -> Value {
             .map(|c| json!({"flow": c.flow.0, "received": c.received, "credit": c.credit,
                             "complete": c.is_complete()}))
             .collect::<Vec<_>>(),
-    })
+    });
+    if let Some(hybrid) = syn.hybrid {
+        fields["hybrid"] =
+            json!({"secret": hybrid.secret.map(hex::encode), "required": hybrid.required});
+    }
+    fields
 }
 
 /// Whether a server answers this SYN with a SYN+ACK.
@@ -225,11 +231,14 @@ fn syn_ack_payload(payload: &[u8]) -> Option<(Value, Option<CipherSuite>)> {
                 .iter()
                 .map(|(c, t)| [hex::encode(c.0), hex::encode(t)])
                 .collect();
-            let fields = json!({
+            let mut fields = json!({
                 "kind": "welcome", "cid": hex::encode(b.cid.0), "token": hex::encode(b.token),
                 "suite": b.suite, "resumed": b.resumed, "session_credit": b.session_credit,
                 "flow_credit": b.flow_credit, "spare": spare, "ticket": ticket_fields(b.ticket.as_ref()),
             });
+            if b.hybrid != HybridAnswer::Unused {
+                fields["hybrid"] = json!(b.hybrid.code());
+            }
             (fields, Some(suite))
         }
         SynAck::Stale { confirmed } => (json!({"kind": "stale", "confirmed": confirmed}), None),
@@ -308,8 +317,12 @@ pub(crate) fn record_fields(r: &SessionRecord) -> Value {
     } else {
         "responder"
     };
-    json!({"role": role, "peer": hex::encode(r.peer.0), "instance": r.instance,
+    let mut fields = json!({"role": role, "peer": hex::encode(r.peer.0), "instance": r.instance,
            "epoch": r.epoch, "seen_floor": r.seen_floor, "seen": r.seen, "flows": flows,
            "ticket": ticket_fields(r.ticket.as_ref()),
-           "closing": r.closing.map(|(code, left)| json!({"code": code, "left_ms": left.as_millis()}))})
+           "closing": r.closing.map(|(code, left)| json!({"code": code, "left_ms": left.as_millis()}))});
+    if let Some(secret) = &r.secret {
+        fields["secret"] = json!([hex::encode(secret.id), hex::encode(secret.secret)]);
+    }
+    fields
 }

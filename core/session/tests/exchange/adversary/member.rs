@@ -877,3 +877,12 @@ fn a_path_frozen_and_not_a_thousand_times_keeps_no_more_than_its_window() {
     assert!(window(&mut r) <= before);
     assert!(r.session().is_some());
 }
+
+#[test]
+fn a_key_share_that_was_not_agreed_on_ends_the_session() {
+    // R-KEM-1
+    let mut r = Rogue::inside(EndpointConfig::default());
+    let bytes = &[0; 592];
+    r.say(&[Frame::KeyShare { half: 0, bytes }]);
+    assert_eq!(fault(&r), PeerFault::KeyShare);
+}
