@@ -21,9 +21,7 @@ use d2tp_wire::{CID_BYTES, Cid, DATAGRAM_FIRST_BYTES, PacketKind, PathId, VERSIO
 
 use crate::claim::{FlowClaim, SynClaims};
 use crate::config::{EndpointConfig, SPARE_PATHS};
-use crate::key_exchange_state::{
-    HYBRID_SUITE, SHARE_DATAGRAM_MIN, SYN_TRAILER_BYTES, SynTrailer,
-};
+use crate::key_exchange_state::{HYBRID_SUITE, SHARE_DATAGRAM_MIN, SYN_TRAILER_BYTES, SynTrailer};
 use crate::link::{Addresses, LinkId};
 use crate::serial_path::SerialPathId;
 use crate::session_state::CidChange;
@@ -330,9 +328,7 @@ impl ClientHandshake {
             None => 0,
         };
         let padded = match line {
-            Some(_) => (says.end + trailer_bytes)
-                .max(SERIAL_PAYLOAD_MIN)
-                .min(full),
+            Some(_) => (says.end + trailer_bytes).max(SERIAL_PAYLOAD_MIN).min(full),
             None => full,
         };
         let buf = &mut buf[..DATAGRAM_FIRST_BYTES - (full - padded)];

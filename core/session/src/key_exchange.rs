@@ -156,6 +156,10 @@ impl Session {
                 continue;
             }
             if w.room() < size + SHARE_HEAD_BYTES {
+                // R-SERIAL-5: a path whose packets have no room for it waits for the next handshake.
+                if w.written() == 0 {
+                    self.wants &= !(say::SHARE_FIRST | say::SHARE_SECOND);
+                }
                 return;
             }
             self.wants &= !what;

@@ -320,3 +320,45 @@ fn the_exchange_survives_a_crash_of_either_end_at_every_point() {
         }
     }
 }
+
+/// Bytes per second of a line whose datagrams have no room for half of a share.
+const SLOW_LINE: u32 = 960;
+
+#[test]
+fn a_line_with_room_for_a_share_has_hybrid_keys_and_a_slower_one_goes_on_without() {
+    // R-SERIAL-5
+    for (rate, expected) in [(11_520, true), (SLOW_LINE, false)] {
+        let mut p = ends(HybridPolicy::Offered, HybridPolicy::Offered);
+        p.make_serial(0, rate);
+        p.open_path(0, false);
+        let flow = p.request(5_000, FlowOptions::default());
+        assert!(p.run_until(Span::from_secs(120), |p| p.is_whole(flow)));
+        p.assert_right(flow);
+        assert_eq!(device_is_hybrid(&p), expected, "{rate}");
+        assert_eq!(server_is_hybrid(&p), expected, "{rate}");
+    }
+}
+
+#[test]
+fn over_a_slow_line_a_secret_is_used_and_a_lost_one_holds_nothing_up() {
+    // R-SERIAL-5
+    for is_lost in [false, true] {
+        let mut p = ends(HybridPolicy::Offered, HybridPolicy::Offered);
+        let (flow, [record, mut of_server]) = asleep(&mut p);
+        if is_lost {
+            of_server.secret = None;
+        }
+        p.server = server_of(HybridPolicy::Offered);
+        p.server.adopt(&of_server.encode()).unwrap();
+        p.session = p
+            .device
+            .restore(p.now, &record.encode(), 500..600)
+            .unwrap();
+        p.make_serial(1, SLOW_LINE);
+        p.open_path(1, false);
+        let whole = p.run_until(Span::from_secs(1_800), |p| p.is_whole(flow));
+        assert!(whole, "lost: {is_lost}, {:?}", p.ended);
+        p.assert_right(flow);
+        assert_eq!(device_is_hybrid(&p), !is_lost);
+    }
+}
