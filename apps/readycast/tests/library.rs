@@ -1,5 +1,10 @@
 //! The library over its life: refreshes, plans, downloads, restarts.
 
+#![allow(
+    clippy::disallowed_types,
+    reason = "this test starts itself again, as a process that is killed"
+)]
+
 use std::path::Path;
 use std::time::Duration;
 

@@ -39,7 +39,7 @@ fn first_context(turn: u32) -> u64 {
 /// A session with a server.
 pub(crate) struct ServerSession {
     pub(crate) device: Device,
-    /// The server.
+    /// The address of the server that the session is with.
     pub(crate) server: ServerAddress,
     /// Whether the handshake is complete, or why it failed.
     pub(crate) state: watch::Receiver<ServerSessionState>,
