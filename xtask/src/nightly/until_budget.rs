@@ -125,11 +125,11 @@ fn fuzz_targets() -> Result<Vec<String>> {
 
 /// The number of inputs that libFuzzer says it has run: `Done 123456 runs in 60 second(s)`.
 fn runs_of(output: &str) -> u64 {
-    let counts = output.lines().filter_map(|line| {
+    let mut counts = output.lines().filter_map(|line| {
         let count = line.strip_prefix("Done ")?.split(' ').next()?;
         count.parse().ok()
     });
-    counts.last().unwrap_or(0)
+    counts.next_back().unwrap_or(0)
 }
 
 #[cfg(test)]

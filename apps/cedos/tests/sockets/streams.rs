@@ -428,10 +428,8 @@ async fn another_users_process_gets_nothing_by_a_token() {
     let line = format!("{{\"do\":\"reopen\",\"version\":1,\"token\":\"{token}\"}}\n");
     let asks = move |uid: libc::uid_t| {
         // SAFETY: plain numbers; of this thread alone, unlike the C library's call.
-        assert_eq!(
-            unsafe { libc::syscall(libc::SYS_setresuid, -1, uid, -1) },
-            0
-        );
+        let set = unsafe { libc::syscall(libc::SYS_setresuid, -1, uid, -1) };
+        assert_eq!(set, 0);
         let mut stream = std::os::unix::net::UnixStream::connect(&at).expect("it is open");
         let mut said = String::new();
         // It may be gone already.
