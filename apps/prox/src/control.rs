@@ -30,7 +30,7 @@ use tokio::sync::Semaphore;
 
 use crate::client_limits::ClientLimits;
 use crate::client_store::{ClientStoreError, EnrolledClient, OpenInvitation};
-use crate::drain::DrainOrder;
+use crate::drain_state::DrainOrder;
 use crate::invitation::Invitation;
 use crate::key_text::show_key;
 use crate::prox::{ClientUse, Prox};

@@ -9,16 +9,14 @@
 //! A session is not asked while it has a tunnel, an upload, or a copy that is being fetched: the other node would lose
 //! it, or ask the origin for bytes that are already here.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use d2tp_driver::{MOVE_AGAIN_AFTER, MoveReport, Server};
-use parking_lot::Mutex;
-use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 
+use crate::drain_state::DrainOrder;
 use crate::flow_memo::FlowMemo;
 use crate::prox::Prox;
 
@@ -26,23 +24,6 @@ use crate::prox::Prox;
 const LOOK_EVERY: Duration = Duration::from_millis(200); // a guess: a lookup in the store for each session
 /// How long the last requests to move may take to leave.
 const LAST_REQUESTS_WITHIN: Duration = Duration::from_millis(20); // as of the last packets of a server that ends
-
-/// An order to let the devices go on at another node.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct DrainOrder {
-    /// The node at which devices are to go on; none: the nearest that each device knows.
-    pub(crate) to: Option<SocketAddr>,
-    /// How long the devices may take to leave.
-    pub(crate) within: Duration,
-}
-
-/// Whether the proxy is to be left, and what is left of it.
-#[derive(Debug, Default)]
-pub(crate) struct DrainState {
-    order: Mutex<Option<DrainOrder>>,
-    ordered: Notify,
-    progress: Mutex<Option<MoveReport>>,
-}
 
 impl Prox {
     /// Begins to let the devices go on elsewhere. A later order replaces an earlier one.

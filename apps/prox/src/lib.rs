@@ -58,6 +58,7 @@ mod copy_store;
 mod counters;
 mod dial;
 mod drain;
+mod drain_state;
 mod egress;
 mod enrolment;
 mod flow;

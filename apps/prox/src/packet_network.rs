@@ -19,6 +19,7 @@ use d2tp_tunnel::{
     INNER_MTU_MAX, InnerPacket, PACKET_CONTEXT, SystemCommandError, TunBatch, TunDevice, TunError,
     TunWriter, inner_mtu, packet_too_big, split,
 };
+use ipnet::IpNet;
 use parking_lot::{Mutex, RwLock};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
@@ -27,7 +28,6 @@ use crate::client_traffic::{ClientTraffic, TrafficTable};
 use crate::counters::{ProxCounters, TrafficDirection};
 use crate::inner_addresses::{InnerAddressPair, InnerAddresses, InnerNets};
 use crate::packet_filter::{PacketDropReason, check_packet_to_client};
-use crate::prox::Prox;
 use crate::refusal::ProxRefusal;
 use crate::tunnel_dns::serve_names;
 use crate::tunnel_rules::{DEVICE, TunnelRules};
@@ -82,23 +82,24 @@ struct OpenDevice {
     tun: Arc<TunDevice>,
 }
 
-impl Prox {
-    /// Makes the network for packet tunnels, if the settings name inner networks. `directory`: where the addresses of
-    /// clients are kept. Must be called on a runtime.
+impl PacketNetwork {
+    /// The network of these inner addresses. `directory`: where the addresses of clients are kept. Must be called on a
+    /// runtime.
     ///
     /// # Errors
     /// The networks make no sense, or the process may not change the system's network.
-    pub fn open_packet_network(&self, directory: Option<&Path>) -> Result<(), PacketNetworkError> {
-        let config = self.config();
-        if config.tunnel_nets.is_empty() {
-            return Ok(());
-        }
-        let nets = InnerNets::of(&config.tunnel_nets).map_err(PacketNetworkError::Nets)?;
+    pub(crate) fn start(
+        nets: &[IpNet],
+        directory: Option<&Path>,
+        counters: Arc<ProxCounters>,
+        traffic: Arc<TrafficTable>,
+    ) -> Result<Arc<PacketNetwork>, PacketNetworkError> {
+        let nets = InnerNets::of(nets).map_err(PacketNetworkError::Nets)?;
         let addresses = InnerAddresses::open(nets, directory);
         let network = Arc::new(PacketNetwork {
             addresses: addresses.map_err(PacketNetworkError::Addresses)?,
-            counters: self.counters.clone(),
-            traffic: self.traffic.clone(),
+            counters,
+            traffic,
             attached: RwLock::default(),
             device: Mutex::default(),
             opening: Mutex::default(),
@@ -111,19 +112,9 @@ impl Prox {
             }
             opened => opened?,
         }
-        let _ = self.packet_network.set(network);
-        Ok(())
+        Ok(network)
     }
 
-    /// Removes the network for packet tunnels, and its rules.
-    pub fn close_packet_network(&self) {
-        if let Some(network) = self.packet_network.get() {
-            network.close();
-        }
-    }
-}
-
-impl PacketNetwork {
     fn open(self: &Arc<Self>) -> Result<(), PacketNetworkError> {
         let tun = Arc::new(TunDevice::create(DEVICE, INNER_MTU_MAX)?);
         let nets = self.addresses.nets();
@@ -158,7 +149,8 @@ impl PacketNetwork {
         }
     }
 
-    fn close(&self) {
+    /// Ends the network, and removes the device and its rules.
+    pub(crate) fn close(&self) {
         *self.opening.lock() = None;
         self.attached
             .write()

@@ -7,6 +7,7 @@
 //! After the method of RFC 9484, whose capsules and templates are not used: a client has the same addresses for good, and
 //! may reach what its flows may reach.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,12 +23,37 @@ use crate::flow_report::{FlowLogRecord, ProxFlowOutcome, ServedFrom};
 use crate::flow_watch::FlowWatch;
 use crate::inner_addresses::{InnerAddressPair, InnerNets};
 use crate::packet_filter::{PacketDropReason, check_packet_from_client};
-use crate::packet_network::{PacketAttachment, PacketNetwork};
+use crate::packet_network::{PacketAttachment, PacketNetwork, PacketNetworkError};
 use crate::prox::Prox;
 use crate::refusal::ProxRefusal;
 
 /// How long an earlier tunnel in the same session may take to end.
 const REPLACED_WITHIN: Duration = Duration::from_secs(1); // a guess: it is woken at once
+
+impl Prox {
+    /// Makes the network for packet tunnels, if the settings name inner networks. `directory`: where the addresses of
+    /// clients are kept. Must be called on a runtime.
+    ///
+    /// # Errors
+    /// The networks make no sense, or the process may not change the system's network.
+    pub fn open_packet_network(&self, directory: Option<&Path>) -> Result<(), PacketNetworkError> {
+        let config = self.config();
+        if config.tunnel_nets.is_empty() {
+            return Ok(());
+        }
+        let (counters, traffic) = (self.counters.clone(), self.traffic.clone());
+        let network = PacketNetwork::start(&config.tunnel_nets, directory, counters, traffic)?;
+        let _ = self.packet_network.set(network);
+        Ok(())
+    }
+
+    /// Removes the network for packet tunnels, and its rules.
+    pub fn close_packet_network(&self) {
+        if let Some(network) = self.packet_network.get() {
+            network.close();
+        }
+    }
+}
 
 /// Serves a CONNECT-IP request.
 pub(crate) async fn serve<F: FlowIo>(

@@ -25,7 +25,7 @@ use crate::copy_fetcher::CopyFetcher;
 use crate::copy_store::CopyStore;
 use crate::counters::{ProxCounters, TrafficDirection};
 use crate::dial::{Resolve, SystemResolver};
-use crate::drain::DrainState;
+use crate::drain_state::DrainState;
 use crate::flow_report::{FlowLogRecord, ProxFlowReport};
 use crate::hibernated_copies::HibernatedCopies;
 use crate::key_text::show_key;

@@ -473,8 +473,12 @@ pub async fn run(mut args: ProxArgs, sandbox: Option<SandboxReport>) -> anyhow::
         StandbyOutcome::NotStandby => None,
     };
     args.start_log();
-    if let Some(sandbox) = sandbox {
-        log_sandbox(&sandbox);
+    match sandbox {
+        Some(sandbox) => log_sandbox(&sandbox),
+        None if !args.no_sandbox && !args.config()?.tunnel_nets.is_empty() => {
+            tracing::warn!("no sandbox: a proxy with --tunnel-net starts ip and nft");
+        }
+        None => {}
     }
     args.settle_state_dir()?;
     let args = Arc::new(args);

@@ -18,7 +18,7 @@ use super::system_files::allow_system_files;
 /// The first port for which no capability is needed.
 const FREE_PORT_MIN: u16 = 1024; // net.ipv4.ip_unprivileged_port_start, unless it is changed
 
-/// Enters the sandbox that the options allow. Returns what holds of it; nothing without one.
+/// Enters the sandbox that the options allow. Returns what holds of it; nothing without one, as with inner networks.
 ///
 /// # Errors
 /// The settings make no sense.
@@ -31,6 +31,10 @@ pub fn enter(args: &mut ProxArgs) -> anyhow::Result<Option<SandboxReport>> {
         return Ok(None);
     }
     args.settle_state_dir()?;
+    if !args.config()?.tunnel_nets.is_empty() {
+        // `ip` and `nft` change the system's network, now and at the end.
+        return Ok(None);
+    }
     let files = files_of(args)?;
     let capabilities = capabilities_of(args, &files);
     let sandbox = ProcessSandbox {

@@ -350,10 +350,7 @@ fn over_a_slow_line_a_secret_is_used_and_a_lost_one_holds_nothing_up() {
         }
         p.server = server_of(HybridPolicy::Offered);
         p.server.adopt(&of_server.encode()).unwrap();
-        p.session = p
-            .device
-            .restore(p.now, &record.encode(), 500..600)
-            .unwrap();
+        p.session = p.device.restore(p.now, &record.encode(), 500..600).unwrap();
         p.make_serial(1, SLOW_LINE);
         p.open_path(1, false);
         let whole = p.run_until(Span::from_secs(1_800), |p| p.is_whole(flow));

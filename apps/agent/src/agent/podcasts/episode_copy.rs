@@ -63,7 +63,7 @@ impl Agent {
         self.find_copy(episode, true).await
     }
 
-    /// The same for a page that shows what there is.
+    /// The copy of an episode for a page that says whether there is one, if any of it is on this device.
     ///
     /// # Errors
     /// From the library.
