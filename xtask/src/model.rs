@@ -113,13 +113,18 @@ fn check(model: &Path, scratch: &Path) -> Result<bool> {
     Ok(held)
 }
 
+/// Why the models cannot be checked here; none if they can.
+pub fn missing_tool() -> Option<String> {
+    let is_missing = Command::new("verifpal").arg("--version").output().is_err();
+    is_missing.then(|| format!("Verifpal is not installed: {INSTALL}"))
+}
+
 /// Checks all models, if Verifpal is installed.
 ///
 /// # Errors
 /// A model cannot be read.
 pub fn step() -> Result<StepOutcome> {
-    if Command::new("verifpal").arg("--version").output().is_err() {
-        let reason = format!("Verifpal is not installed: {INSTALL}");
+    if let Some(reason) = missing_tool() {
         return Ok(StepOutcome::Skipped(reason));
     }
     let scratch = tempfile::tempdir()?;

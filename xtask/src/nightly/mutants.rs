@@ -13,9 +13,9 @@ use crate::step::{cargo, has_subcommand};
 /// The least share of mutants that tests notice, in hundredths.
 const CAUGHT_MIN: usize = 85;
 /// The time that a mutant takes: it is built, and its crate's tests run.
-const SECONDS_EACH: u64 = 12; // measured: d2tp-wire, two cores
+const SECONDS_EACH: u64 = 12; // a guess
 /// Mutants of the crates below; the shard of a night is a part of them.
-const ABOUT_ALL: u64 = 4_000; // counted: cargo mutants --list
+const ABOUT_ALL: u64 = 4_000; // a guess
 /// Crates whose unit tests are enough to judge them: the session is judged by its exchanges, too.
 const CRATES: [&str; 6] = [
     "d2tp-time",

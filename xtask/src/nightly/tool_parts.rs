@@ -22,7 +22,7 @@ const MIRI_CRATES: [&str; 5] = [
 ];
 
 /// The least time of a crate under Miri: it is built first.
-const MIRI_LEAST: Duration = Duration::from_secs(45); // measured: d2tp-time builds in 20 s on a busy machine
+const MIRI_LEAST: Duration = Duration::from_secs(45); // a guess
 
 /// Advisories, licences and bans, by cargo-deny.
 pub fn advisories(_: &NightContext, budget: Duration) -> Result<NightPart> {
@@ -55,17 +55,14 @@ pub fn advisories(_: &NightContext, budget: Duration) -> Result<NightPart> {
     Ok(verdict(&rest, text))
 }
 
-/// The queries of the symbolic model, where this program has them.
+/// The queries of the symbolic models.
 pub fn model(_: &NightContext, budget: Duration) -> Result<NightPart> {
-    let verb = |more: &[&str]| {
-        let mut command = Command::new(std::env::current_exe()?);
-        command.arg("model").args(more).current_dir(root());
-        anyhow::Ok(command)
-    };
-    if !run_within(&mut verb(&["--help"])?, Duration::from_secs(10))?.succeeded {
-        return Ok(NightPart::skipped("`cargo xtask model` is not there"));
+    if let Some(reason) = crate::model::missing_tool() {
+        return Ok(NightPart::skipped(reason));
     }
-    let ended = run_within(&mut verb(&[])?, budget.max(Duration::from_secs(600)))?;
+    let mut verb = Command::new(std::env::current_exe()?);
+    verb.arg("model").current_dir(root());
+    let ended = run_within(&mut verb, budget.max(Duration::from_secs(600)))?;
     Ok(verdict(
         &ended,
         "every query of the model has its expected answer",

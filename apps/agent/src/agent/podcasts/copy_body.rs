@@ -157,7 +157,7 @@ impl CopyBody {
 #[derive(Debug, Clone, Copy)]
 enum CopyReserve {
     Kept(u64),
-    /// Some of them are due.
+    /// Some of these bytes are due.
     Due(u64),
 }
 

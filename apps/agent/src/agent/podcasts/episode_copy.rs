@@ -117,7 +117,7 @@ impl EpisodeCopy {
         self.length
     }
 
-    /// Whether all of it is here.
+    /// Whether all of the episode is on this device.
     pub(in super::super) fn is_whole(&self) -> bool {
         matches!(self.source, CopySource::Whole(..))
     }
