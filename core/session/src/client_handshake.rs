@@ -255,10 +255,14 @@ impl ClientHandshake {
         let (addresses, gated, cookie) = (candidate.addresses, candidate.gated, candidate.cookie);
         let line = SerialPathId::of(&addresses.remote);
         // R-SERIAL-5: a slow line has no room for an exchange, but the name of a secret is short.
-        let hybrid = hybrid.filter(|(trailer, _)| {
-            let has_room = |line: SerialPathId| line.datagram() >= SHARE_DATAGRAM_MIN;
-            trailer.secret.is_some() || line.is_none_or(has_room)
-        });
+        let has_room = line.is_none_or(|line| line.datagram() >= SHARE_DATAGRAM_MIN);
+        let may_offer =
+            |(trailer, _): &(SynTrailer, _)| has_room || trailer.secret.is_some();
+        let hybrid = match hybrid {
+            // R-KEM-8: it would end with keys that are not enough.
+            Some(offer) if offer.0.required && !may_offer(&offer) => return None,
+            hybrid => hybrid.filter(may_offer),
+        };
 
         const HEAD: usize = 1 + CID_BYTES;
         const BODY: usize = DATAGRAM_FIRST_BYTES - HEAD - SynMacs::BYTES;

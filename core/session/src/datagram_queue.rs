@@ -257,6 +257,10 @@ impl DatagramSendQueue {
             } else if fresh && need > ROOM_SURE {
                 // A datagram that fits no packet would block the others, so it is dropped.
                 self.stats.get_or_insert_default().too_big += 1;
+            } else if fresh {
+                // It waits for a path with larger packets; the others do not wait for it.
+                n += 1;
+                continue;
             } else {
                 return None;
             }

@@ -95,16 +95,17 @@ impl Session {
         }
     }
 
-    /// The size of the largest datagram that fits on every path that may carry one now. Without
-    /// such a path, the largest that any path carries.
+    /// The size of the largest datagram that fits on every path that may carry one now. Slow lines with
+    /// small packets count only where there is no other path. Without any, the largest that each path
+    /// but such a line carries.
     pub fn datagram_max(&self) -> usize {
-        let now = self
-            .paths
-            .iter()
-            .filter(|p| p.takes_payload() && !p.gated)
-            .map(|p| room(p.mtu.current()))
-            .min();
-        now.unwrap_or(ROOM_SURE) - HEAD_MAX
+        let rooms = || {
+            let carriers = self.paths.iter().filter(|p| p.takes_payload() && !p.gated);
+            carriers.map(|p| room(p.mtu.current()))
+        };
+        let least = rooms().filter(|room| *room >= ROOM_SURE).min();
+        let least = least.or_else(|| rooms().min());
+        least.unwrap_or(ROOM_SURE) - HEAD_MAX
     }
 
     /// Counts of datagrams that were sent, displaced or expired.

@@ -21,7 +21,7 @@ use d2tp_wire::{Frame, WireWriter};
 
 use crate::event::{PeerFault, SessionEvent};
 use crate::key_exchange_state::{
-    HybridAnswer, HybridKeys, HybridPolicy, KeyExchange, ShareHalves, SynTrailer,
+    HybridAnswer, HybridKeys, HybridPolicy, KeyExchange, SHARE_DATAGRAM_MIN, ShareHalves, SynTrailer,
 };
 use crate::sent_packet::{SentFrame, SentPacket};
 use crate::session::{Session, say};
@@ -66,11 +66,12 @@ impl Session {
             Role::Responder => KeyExchange::Awaited(ShareHalves::default()),
             Role::Initiator => {
                 // R-KEM-2
-                let seed = self.rng.array();
+                let mut seed = Box::new([0; KEM_SEED_BYTES]);
+                self.rng.fill(&mut seed[..]);
                 self.wants |= say::SHARE_FIRST | say::SHARE_SECOND;
                 KeyExchange::Offered {
-                    seed: Box::new(seed),
                     key: Box::new(kem_encapsulation_key(&seed)),
+                    seed,
                     answer: ShareHalves::default(),
                 }
             }
@@ -142,6 +143,15 @@ impl Session {
         self.emit(SessionEvent::HybridKeys);
     }
 
+    /// The frames of the session that are to be sent and have room on a path. R-SERIAL-5: half of a share has none on a
+    /// slow line.
+    pub(crate) fn wants_with_room(&self, slot: usize) -> u16 {
+        match self.paths[slot].mtu.current() as u64 >= SHARE_DATAGRAM_MIN {
+            true => self.wants,
+            false => self.wants & !(say::SHARE_FIRST | say::SHARE_SECOND),
+        }
+    }
+
     /// Writes the halves of this end's share that are to be sent.
     pub(crate) fn write_key_shares(&mut self, w: &mut WireWriter<'_>, sent: &mut SentPacket) {
         let share = self.key_exchange.as_ref().map_or(&[][..], |e| e.share());
@@ -156,10 +166,6 @@ impl Session {
                 continue;
             }
             if w.room() < size + SHARE_HEAD_BYTES {
-                // R-SERIAL-5: a path whose packets have no room for it waits for the next handshake.
-                if w.written() == 0 {
-                    self.wants &= !(say::SHARE_FIRST | say::SHARE_SECOND);
-                }
                 return;
             }
             self.wants &= !what;

@@ -549,7 +549,7 @@ impl Session {
         let awaits_hybrid = self.awaits_hybrid();
         let session_room = self.credit.peer_max.saturating_sub(self.credit.sent);
         let flush_control = terms.control
-            && (self.wants & !say::RESUME_END != 0
+            && (self.wants_with_room(slot) & !say::RESUME_END != 0
                 || (!awaits_hybrid
                     && (self.ends_claims()
                         || (self.flows.has_dirty() && !self.inherits_instance)

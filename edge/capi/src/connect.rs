@@ -141,8 +141,9 @@ pub(crate) async fn open(
         let session = line.0.clone();
         let opened = try_open(engine, line, connect_target, begun, status, &latest).await;
         match opened {
-            _ if began.elapsed() >= PLACE_WAIT => return opened,
-            Err(fault) if fault.errno == libc::ENOBUFS => tokio::time::sleep(PLACE_RETRY).await,
+            Err(fault) if fault.errno == libc::ENOBUFS && began.elapsed() < PLACE_WAIT => {
+                tokio::time::sleep(PLACE_RETRY).await;
+            }
             // Nothing of the program's has been sent.
             Err(_) if session.is_left() => {}
             Err(_) if engine.leave_refusing_server(&session, connect_target) => {}

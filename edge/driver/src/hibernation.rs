@@ -81,11 +81,21 @@ fn recheck_suspended(inner: &mut DriverCore, id: SessionId) {
     }
 }
 
+/// Has the record of a session written again, if it has one.
+fn on_record_changed(inner: &mut DriverCore, id: SessionId) {
+    if let Some(key) = key_of(inner, id).filter(|key| inner.hibernation.awake.contains_key(key)) {
+        inner.hibernation.stale.insert(key);
+        inner.hibernation.changed.notify_one();
+    }
+}
+
 /// Handles an event of a session.
 pub(crate) fn on_event(inner: &mut DriverCore, id: SessionId, event: &SessionEvent) {
     match event {
         SessionEvent::Suspended(_) => recheck_suspended(inner, id),
         SessionEvent::Established { .. } if inner.accepts => on_awake(inner, id),
+        // R-KEM-7: the secret belongs into the record.
+        SessionEvent::HybridKeys if inner.accepts => on_record_changed(inner, id),
         SessionEvent::SendFrom { flow, offset } if inner.accepts => {
             send_early(inner, id, *flow, *offset)
         }

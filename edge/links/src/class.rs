@@ -71,6 +71,13 @@ pub struct ClassRule {
     pub class: CostClass,
 }
 
+impl ClassRule {
+    /// Whether the rule names a serial line instead of a network device.
+    pub fn names_line(&self) -> bool {
+        SerialLine::is_line_name(&self.name)
+    }
+}
+
 /// A class rule that cannot be parsed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not NAME=free|metered|roaming, for example wwan0=metered")]
@@ -154,7 +161,7 @@ impl ClassRules {
     /// The first rule that names no link, or makes the loopback link cost something.
     pub fn check(&self, links: &[Link]) -> Result<(), IneffectiveRuleError> {
         for rule in self.rules.iter().filter(|rule| !rule.name.ends_with('*')) {
-            if SerialLine::is_line_name(&rule.name) {
+            if rule.names_line() {
                 let read: Result<SerialLine, SerialLineError> = rule.name.parse();
                 if let Err(cause) = read {
                     let rule = rule.clone();

@@ -98,7 +98,12 @@ impl Reassembly {
         fragment: LinkFragment<'_>,
     ) -> Reassembled {
         self.expire(now);
-        let of = |p: &IncompletePacket| p.address == address && p.number == fragment.number;
+        // A line keeps the order of an address's fragments: nothing more comes of an earlier packet.
+        let before = self.incomplete.len();
+        self.incomplete
+            .retain(|p| p.address != address || p.number == fragment.number);
+        self.abandoned += (before - self.incomplete.len()) as u64;
+        let of = |p: &IncompletePacket| p.address == address;
         let at = match self.incomplete.iter().position(of) {
             Some(at) => at,
             None => {
@@ -147,7 +152,7 @@ impl IncompletePacket {
         self.count = count;
         self.parts.resize(highest, None);
         if let Some(known) = &self.parts[index] {
-            // A copy. Another content belongs to a later packet of this number, of which this is the first.
+            // A copy. Another content belongs to a later packet of this number.
             return match known == fragment.bytes {
                 true => Reassembled::Incomplete,
                 false => Reassembled::Dropped,
@@ -234,6 +239,23 @@ mod tests {
         let next = LinkFragment { number: 1, ..first };
         whole.on_fragment(later, address, next);
         assert_eq!((whole.incomplete.len(), whole.abandoned()), (1, 1));
+    }
+
+    #[test]
+    fn a_lost_fragment_costs_no_later_packet_of_the_same_number() {
+        let (lost, next) = ([1; 400], [2; 400]);
+        let mut whole = Reassembly::default();
+        let (address, first) = part(&fragment(&lost, false, StationAddress(1), 7, 96)[0]);
+        whole.on_fragment(Instant::now(), address, first);
+        for number in [8, 7] {
+            let frames = fragment(&next, false, StationAddress(1), number, 96);
+            let done = frames.iter().map(|frame| {
+                let (address, fragment) = part(frame);
+                whole.on_fragment(Instant::now(), address, fragment)
+            });
+            assert_eq!(done.last(), Some(Reassembled::Packet(next.to_vec())));
+        }
+        assert_eq!((whole.incomplete.len(), whole.abandoned()), (0, 1));
     }
 
     #[test]

@@ -59,8 +59,9 @@ const FOLDER_VARIABLES: [&str; 7] = [
 /// Variables that name a file in such a folder.
 const FILE_VARIABLES: [&str; 3] = ["CEDOS_AGENT", "CEDOS_CONFIG", "CEDOS_KEY_FILE"];
 
-/// Enters the sandbox. Programs cannot be started from then on.
-pub fn enter() -> SandboxReport {
+/// Enters the sandbox. Programs cannot be started from then on. `has_lines`: some links are serial lines, which may be
+/// plugged in at any time.
+pub fn enter(has_lines: bool) -> SandboxReport {
     let mut files = FileAccess::default();
     files.read("/");
     for folder in user_folders() {
@@ -68,6 +69,9 @@ pub fn enter() -> SandboxReport {
     }
     for device in NULL_DEVICES {
         files.write(device);
+    }
+    if has_lines {
+        files.write("/dev");
     }
     for file in FILE_VARIABLES.iter().filter_map(std::env::var_os) {
         files.write_replaceable(PathBuf::from(file));

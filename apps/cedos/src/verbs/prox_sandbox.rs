@@ -112,7 +112,9 @@ fn capabilities_of(args: &ProxArgs, files: &FileAccess) -> CapabilitySet {
         path.metadata()
             .is_ok_and(|found| found.uid() != geteuid().as_raw())
     };
-    let own = files.paths().filter(|path| !path.starts_with("/proc"));
+    // Files of the name service are everybody's to read.
+    let of_system = |path: &Path| path.starts_with("/proc") || path.starts_with("/run/systemd");
+    let own = files.paths().filter(|path| !of_system(path));
     if geteuid().is_root() && own.into_iter().any(is_foreign) {
         kept |= CapabilitySet::DAC_OVERRIDE;
     }

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use cedos_agent::fetch::origin::follow_free_links;
@@ -150,6 +151,9 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     }
 }
 
+/// How soon a proxy that could not be listened at is tried again, while others serve: at first, and at most.
+const AGAIN_AFTER: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(300)); // a guess
+
 /// Completes when the program is to end.
 async fn told_to_leave(leaving: &mut watch::Receiver<bool>) {
     let _ = leaving.wait_for(|leaves| *leaves).await;
@@ -203,23 +207,41 @@ impl ListeningDevice {
         let monitor = watch_links(&[]).await;
         let monitor = monitor.map_err(|failure| anyhow!(failure.text))?;
         let printed = Arc::new(AtomicBool::new(false));
-        let mut sessions = JoinSet::new();
-        for proxy in proxies.servers().iter().cloned() {
-            let (device, links, printed) = (self.clone(), monitor.subscribe(), printed.clone());
-            sessions.spawn(async move { device.serve_at(proxy, links, &printed).await });
+        let servers = proxies.servers();
+        let mut pauses = vec![AGAIN_AFTER.0; servers.len()];
+        let (mut sessions, mut pausing) = (JoinSet::new(), JoinSet::new());
+        let begin = |sessions: &mut JoinSet<_>, at: usize| {
+            let (device, proxy) = (self.clone(), servers[at].clone());
+            let (links, printed) = (monitor.subscribe(), printed.clone());
+            sessions.spawn(async move { (at, device.serve_at(proxy, links, &printed).await) });
+        };
+        for at in 0..servers.len() {
+            begin(&mut sessions, at);
         }
-        while let Some(ended) = sessions.join_next().await {
-            let ended = ended.context("a task of a session")?;
-            match ended {
-                ended if sessions.is_empty() && !printed.load(Ordering::Relaxed) => return ended,
-                Err(error) if sessions.is_empty() => return Err(error),
-                Err(error) => {
-                    tracing::warn!("{error:#}. Devices reach this one through the others")
+        loop {
+            tokio::select! {
+                Some(ended) = sessions.join_next() => {
+                    let (at, ended) = ended.context("a task of a session")?;
+                    let Err(error) = ended else {
+                        if sessions.is_empty() {
+                            return Ok(());
+                        }
+                        continue;
+                    };
+                    if sessions.is_empty() {
+                        return Err(error);
+                    }
+                    tracing::warn!("{error:#}. Devices reach this one through the others");
+                    let pause = pauses[at];
+                    pauses[at] = (pause * 2).min(AGAIN_AFTER.1);
+                    pausing.spawn(async move {
+                        tokio::time::sleep(pause).await;
+                        at
+                    });
                 }
-                Ok(()) => {}
+                Some(at) = pausing.join_next() => begin(&mut sessions, at.context("a pause")?),
             }
         }
-        Ok(())
     }
 
     async fn serve_at(

@@ -17,7 +17,7 @@ const LIBRARIES: [&str; 7] = [
     "/nix/store",
 ];
 /// Certificates of authorities, as distributions keep them.
-const CERTIFICATES: [&str; 7] = [
+const CERTIFICATES: [&str; 8] = [
     "/etc/ssl",
     "/etc/pki",
     "/etc/ca-certificates",
@@ -25,6 +25,7 @@ const CERTIFICATES: [&str; 7] = [
     "/usr/local/share/ca-certificates",
     "/usr/share/pki",
     "/usr/share/ssl",
+    "/var/lib/ca-certificates",
 ];
 /// Variables that name other files of certificates, and credentials of buckets.
 const FILE_VARIABLES: [&str; 5] = [
