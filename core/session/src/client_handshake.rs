@@ -256,8 +256,7 @@ impl ClientHandshake {
         let line = SerialPathId::of(&addresses.remote);
         // R-SERIAL-5: a slow line has no room for an exchange, but the name of a secret is short.
         let has_room = line.is_none_or(|line| line.datagram() >= SHARE_DATAGRAM_MIN);
-        let may_offer =
-            |(trailer, _): &(SynTrailer, _)| has_room || trailer.secret.is_some();
+        let may_offer = |(trailer, _): &(SynTrailer, _)| has_room || trailer.secret.is_some();
         let hybrid = match hybrid {
             // R-KEM-8: it would end with keys that are not enough.
             Some(offer) if offer.0.required && !may_offer(&offer) => return None,

@@ -14,14 +14,15 @@
 //! is lost is sent again.
 
 use d2tp_seal::{
-    KEM_CIPHERTEXT_BYTES, KEM_KEY_BYTES, SessionSecret, kem_decapsulate, kem_encapsulate,
-    kem_encapsulation_key,
+    KEM_CIPHERTEXT_BYTES, KEM_KEY_BYTES, KEM_SEED_BYTES, SessionSecret, kem_decapsulate,
+    kem_encapsulate, kem_encapsulation_key,
 };
 use d2tp_wire::{Frame, WireWriter};
 
 use crate::event::{PeerFault, SessionEvent};
 use crate::key_exchange_state::{
-    HybridAnswer, HybridKeys, HybridPolicy, KeyExchange, SHARE_DATAGRAM_MIN, ShareHalves, SynTrailer,
+    HybridAnswer, HybridKeys, HybridPolicy, KeyExchange, SHARE_DATAGRAM_MIN, ShareHalves,
+    SynTrailer,
 };
 use crate::sent_packet::{SentFrame, SentPacket};
 use crate::session::{Session, say};

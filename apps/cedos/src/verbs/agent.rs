@@ -140,7 +140,9 @@ pub fn prepare(args: &AgentArgs) -> anyhow::Result<AgentStart> {
         return Ok(AgentStart::default());
     }
     let hook_runner = agent_sandbox::start_hook_runner(&args.hooks(None))?;
-    let sandbox = Some(agent_sandbox::enter(args.link.iter().any(ClassRule::names_line)));
+    let sandbox = Some(agent_sandbox::enter(
+        args.link.iter().any(ClassRule::names_line),
+    ));
     Ok(AgentStart {
         hook_runner,
         sandbox,

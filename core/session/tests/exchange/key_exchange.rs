@@ -334,6 +334,7 @@ fn a_line_with_room_for_a_share_has_hybrid_keys_and_a_slower_one_goes_on_without
         let flow = p.request(5_000, FlowOptions::default());
         assert!(p.run_until(Span::from_secs(120), |p| p.is_whole(flow)));
         p.assert_right(flow);
+        p.run_for(Span::from_secs(10));
         assert_eq!(device_is_hybrid(&p), expected, "{rate}");
         assert_eq!(server_is_hybrid(&p), expected, "{rate}");
     }
@@ -358,4 +359,41 @@ fn over_a_slow_line_a_secret_is_used_and_a_lost_one_holds_nothing_up() {
         p.assert_right(flow);
         assert_eq!(device_is_hybrid(&p), !is_lost);
     }
+}
+
+#[test]
+fn a_share_waits_for_a_path_with_room_and_what_requires_it_goes_on_there() {
+    // R-SERIAL-5, R-KEM-8
+    let mut p = ends(HybridPolicy::Required, HybridPolicy::Offered);
+    p.make_serial(1, SLOW_LINE);
+    let flow = p.request(20_000, FlowOptions::default());
+    p.open_path(1, false);
+    p.run_for(Span::from_secs(60));
+    assert!(p.server.ids().is_empty(), "nothing is sent over the line");
+    p.open_path(0, false);
+    ends_well(&mut p, flow);
+    assert!(are_hybrid(&p));
+}
+
+#[test]
+fn a_secret_that_was_lost_is_replaced_when_a_path_has_room() {
+    // R-SERIAL-5
+    let mut p = ends(HybridPolicy::Required, HybridPolicy::Offered);
+    let (flow, [record, mut of_server]) = asleep(&mut p);
+    of_server.secret = None;
+    p.server = server_of(HybridPolicy::Offered);
+    p.server.adopt(&of_server.encode()).unwrap();
+    p.session = p.device.restore(p.now, &record.encode(), 500..600).unwrap();
+    p.make_serial(1, SLOW_LINE);
+    p.open_path(1, false);
+    p.run_for(Span::from_secs(60));
+    assert!(!device_is_hybrid(&p));
+    p.attach(0, "192.0.2.77:4000");
+    p.open_path(0, false);
+    assert!(
+        p.run_until(Span::from_secs(60), are_hybrid),
+        "{:?}",
+        p.ended
+    );
+    ends_well(&mut p, flow);
 }
