@@ -245,7 +245,8 @@ mod tests {
     fn a_lost_fragment_costs_no_later_packet_of_the_same_number() {
         let (lost, next) = ([1; 400], [2; 400]);
         let mut whole = Reassembly::default();
-        let (address, first) = part(&fragment(&lost, false, StationAddress(1), 7, 96)[0]);
+        let lost = fragment(&lost, false, StationAddress(1), 7, 96);
+        let (address, first) = part(&lost[0]);
         whole.on_fragment(Instant::now(), address, first);
         for number in [8, 7] {
             let frames = fragment(&next, false, StationAddress(1), number, 96);
