@@ -21,7 +21,7 @@ const DNS_PORT: u16 = 53;
 const MESSAGE_BYTES_MAX: usize = 4096; // RFC 6891 §6.2.5
 /// Queries at once, and connections at once; further ones are dropped, and asked again by their clients.
 const QUERIES_MAX: usize = 512; // a guess
-/// Those of one client.
+/// Queries, or connections, of one client at once.
 const QUERIES_PER_CLIENT_MAX: usize = 16; // a guess
 /// How long none is taken after the system refused one, as it does without free descriptors.
 const PAUSE: Duration = Duration::from_millis(100); // a guess
