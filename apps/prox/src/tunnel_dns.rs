@@ -3,24 +3,28 @@
 //! Clients need one that they reach through the tunnel, and that of this host is often in a network that they may not
 //! reach. Answers are handed back as they are.
 
+use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use socket2::{Domain, Socket, Type};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
-use tokio::sync::Semaphore;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::tunnel_rules::DEVICE;
 
 const DNS_PORT: u16 = 53;
 /// Bytes of a message over UDP at most.
 const MESSAGE_BYTES_MAX: usize = 4096; // RFC 6891 §6.2.5
-/// Queries and connections at once; further ones are dropped, and asked again by their clients.
+/// Queries at once, and connections at once; further ones are dropped, and asked again by their clients.
 const QUERIES_MAX: usize = 512; // a guess
+/// Queries, or connections, of one client at once.
+const QUERIES_PER_CLIENT_MAX: usize = 16; // a guess
+/// How long none is taken after the system refused one, as it does without free descriptors.
+const PAUSE: Duration = Duration::from_millis(100); // a guess
 /// How long the name server may take. Clients ask again after 5 s.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(5); // resolv.conf(5): timeout
 /// How long a connection may last.
@@ -38,11 +42,11 @@ pub(crate) async fn serve_names(at: IpAddr) -> io::Result<()> {
     let listener = bound(at, Type::STREAM)?;
     listener.listen(64)?;
     let listener = TcpListener::from_std(listener.into())?;
-    let room = Arc::new(Semaphore::new(QUERIES_MAX));
     tokio::select! {
-        served = serve_datagrams(&socket, &room) => served,
-        served = serve_connections(&listener, &room) => served,
+        () = serve_datagrams(&socket) => {}
+        () = serve_connections(&listener) => {}
     }
+    Ok(())
 }
 
 /// A socket that hears only what comes out of tunnels.
@@ -55,16 +59,66 @@ fn bound(at: SocketAddr, kind: Type) -> io::Result<Socket> {
     Ok(socket)
 }
 
-async fn serve_datagrams(socket: &Arc<UdpSocket>, room: &Arc<Semaphore>) -> io::Result<()> {
+/// Counts what is under way, for all clients and for each.
+#[derive(Clone, Debug, Default)]
+struct QueryRoom {
+    of_client: Arc<Mutex<HashMap<IpAddr, usize>>>,
+}
+
+/// One query's or connection's place, which is free again when this is dropped.
+#[derive(Debug)]
+struct QueryPlace {
+    room: QueryRoom,
+    client: IpAddr,
+}
+
+impl QueryRoom {
+    fn take(&self, client: IpAddr) -> Option<QueryPlace> {
+        let mut of_client = self
+            .of_client
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let own = of_client.get(&client).copied().unwrap_or(0);
+        if own >= QUERIES_PER_CLIENT_MAX || of_client.values().sum::<usize>() >= QUERIES_MAX {
+            return None;
+        }
+        of_client.insert(client, own + 1);
+        let room = self.clone();
+        Some(QueryPlace { room, client })
+    }
+}
+
+impl Drop for QueryPlace {
+    fn drop(&mut self) {
+        let mut of_client = self
+            .room
+            .of_client
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(own) = of_client.get_mut(&self.client) {
+            *own -= 1;
+            if *own == 0 {
+                of_client.remove(&self.client);
+            }
+        }
+    }
+}
+
+async fn serve_datagrams(socket: &Arc<UdpSocket>) {
+    let room = QueryRoom::default();
     let mut query = vec![0; MESSAGE_BYTES_MAX];
     loop {
         let (bytes, client) = match socket.recv_from(&mut query).await {
             Ok(received) => received,
             // An earlier answer was refused by its receiver.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
-            Err(error) => return Err(error),
+            Err(error) => {
+                tracing::debug!(%error, "no query of a name can be received");
+                sleep(PAUSE).await;
+                continue;
+            }
         };
-        let Ok(permit) = room.clone().try_acquire_owned() else {
+        let Some(place) = room.take(client.ip()) else {
             continue;
         };
         let (socket, query) = (socket.clone(), query[..bytes].to_vec());
@@ -74,7 +128,7 @@ async fn serve_datagrams(socket: &Arc<UdpSocket>, room: &Arc<Semaphore>) -> io::
                 Err(_) | Ok(Err(_)) => {}
                 Ok(Ok(answer)) => drop(socket.send_to(&answer, client).await),
             }
-            drop(permit);
+            drop(place);
         });
     }
 }
@@ -94,10 +148,18 @@ async fn ask(query: &[u8]) -> io::Result<Vec<u8>> {
     Ok(answer)
 }
 
-async fn serve_connections(listener: &TcpListener, room: &Arc<Semaphore>) -> io::Result<()> {
+async fn serve_connections(listener: &TcpListener) {
+    let room = QueryRoom::default();
     loop {
-        let (mut client, _) = listener.accept().await?;
-        let Ok(permit) = room.clone().try_acquire_owned() else {
+        let (mut client, from) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::debug!(%error, "no connection for queries of names can be accepted");
+                sleep(PAUSE).await;
+                continue;
+            }
+        };
+        let Some(place) = room.take(from.ip()) else {
             continue;
         };
         tokio::spawn(async move {
@@ -107,7 +169,7 @@ async fn serve_connections(listener: &TcpListener, room: &Arc<Semaphore>) -> io:
             };
             // The client asks again.
             let _ = timeout(CONNECTION_MAX, carried).await;
-            drop(permit);
+            drop(place);
         });
     }
 }
@@ -128,6 +190,23 @@ fn first_name_server(text: &str) -> Option<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_client_does_not_take_the_room_of_others() {
+        let room = QueryRoom::default();
+        let client = |n: u8| IpAddr::from([10, 83, 0, n]);
+        let places: Vec<QueryPlace> = (0..64)
+            .flat_map(|n| (0..QUERIES_MAX).map(move |_| n))
+            .filter_map(|n| room.take(client(n)))
+            .collect();
+        assert_eq!(places.len(), QUERIES_MAX);
+        let own = places.iter().filter(|place| place.client == client(0));
+        assert_eq!(own.count(), QUERIES_PER_CLIENT_MAX);
+        assert!(room.take(client(200)).is_none());
+        drop(places);
+        assert!(room.take(client(200)).is_some());
+        assert!(room.of_client.lock().unwrap().is_empty());
+    }
 
     #[test]
     fn the_first_name_server_of_the_list_is_asked() {

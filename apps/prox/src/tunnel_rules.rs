@@ -20,6 +20,9 @@ pub(crate) const DEVICE: &str = "cedos-prox0";
 /// The table, of both families.
 const TABLE: &str = "inet cedos_tunnel";
 
+/// Connections of one client that the system tracks at once; it drops further ones.
+const TRACKED_PER_CLIENT_MAX: u32 = 4096; // a guess
+
 /// A chain without rules, which says that forwarding of IPv4 was off before.
 const FORWARDING_WAS_OFF: &str = "forwarding_was_off";
 
@@ -53,7 +56,10 @@ impl TunnelRules {
                 &format!("address add {address}/{length} dev {DEVICE} nodad\n"),
             )?;
         }
-        nft(&script(nets, forwarding_was_off))?;
+        if let Err(error) = nft(&script(nets, forwarding_was_off, true)) {
+            tracing::warn!(%error, "the system cannot limit connections of each client in packet tunnels");
+            nft(&script(nets, forwarding_was_off, false))?;
+        }
         let rules = TunnelRules { forwarding_was_off };
         if is_off(FORWARD_V4)
             && let Err(error) = std::fs::write(FORWARD_V4, "1")
@@ -86,8 +92,21 @@ fn is_off(path: &str) -> bool {
     std::fs::read_to_string(Path::new(path)).is_ok_and(|text| text.trim() == "0")
 }
 
+/// The clients of each family whose connections are counted.
+const CLIENT_SETS: &str = "  set clients4 { type ipv4_addr; size 65536; flags dynamic; }
+  set clients6 { type ipv6_addr; size 65536; flags dynamic; }
+";
+
+fn client_limits() -> String {
+    [("ip", "clients4"), ("ip6", "clients6")]
+        .map(|(family, set)| {
+            format!("    iifname \"{DEVICE}\" ct state new add @{set} {{ {family} saddr ct count over {TRACKED_PER_CLIENT_MAX} }} drop\n")
+        })
+        .concat()
+}
+
 /// The table, in place of one that is left.
-fn script(nets: &InnerNets, forwarding_was_off: bool) -> String {
+fn script(nets: &InnerNets, forwarding_was_off: bool, is_limited: bool) -> String {
     let marker = match forwarding_was_off {
         true => format!("chain {FORWARDING_WAS_OFF} {{ }}"),
         false => String::new(),
@@ -105,17 +124,21 @@ fn script(nets: &InnerNets, forwarding_was_off: bool) -> String {
         );
         rules
     });
+    let (sets, limits) = match is_limited {
+        true => (CLIENT_SETS, client_limits()),
+        false => ("", String::new()),
+    };
     format!(
         r#"table {TABLE}
 delete table {TABLE}
 table {TABLE} {{
   {marker}
-  chain forward {{
+{sets}  chain forward {{
     type filter hook forward priority filter; policy {rest};
     iifname "{DEVICE}" oifname "{DEVICE}" drop
     iifname "{DEVICE}" tcp flags syn tcp option maxseg size set rt mtu
     oifname "{DEVICE}" tcp flags syn tcp option maxseg size set rt mtu
-    iifname "{DEVICE}" accept
+{limits}    iifname "{DEVICE}" accept
     oifname "{DEVICE}" ct state established,related accept
     oifname "{DEVICE}" drop
   }}

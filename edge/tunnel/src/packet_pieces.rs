@@ -20,6 +20,9 @@ const SECOND: u8 = 0x01;
 /// First or second pieces that wait for their other one; more are forgotten, the oldest first.
 const WAITING_MAX: usize = 32; // a guess: reordering among paths
 
+/// How far the numbers of a piece and of one that comes later may lie apart; numbers repeat after 65,536 packets.
+const DISTANCE_MAX: u16 = 1024; // a guess: more than the packets that are under way at once
+
 /// A packet is too long for two pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the packet is too long for the tunnel's path")]
@@ -64,9 +67,11 @@ impl PieceJoiner {
         if !matches!(datagram.first(), Some(&(FIRST | SECOND))) || datagram.len() <= PIECE_HEADER {
             return Some(datagram);
         }
-        let is_other = |waiting: &Bytes| {
-            waiting[0] != datagram[0] && waiting[1..PIECE_HEADER] == datagram[1..PIECE_HEADER]
-        };
+        let number = number(&datagram);
+        self.waiting
+            .retain(|waiting| is_near(self::number(waiting), number));
+        let is_other =
+            |waiting: &Bytes| waiting[0] != datagram[0] && self::number(waiting) == number;
         let Some(at) = self.waiting.iter().position(is_other) else {
             if self.waiting.len() == WAITING_MAX {
                 self.waiting.pop_front();
@@ -84,6 +89,15 @@ impl PieceJoiner {
         packet.put_slice(&second[PIECE_HEADER..]);
         Some(packet.freeze())
     }
+}
+
+/// The packet's number in a piece.
+fn number(piece: &Bytes) -> u16 {
+    u16::from_be_bytes([piece[1], piece[2]])
+}
+
+fn is_near(one: u16, other: u16) -> bool {
+    one.wrapping_sub(other).min(other.wrapping_sub(one)) <= DISTANCE_MAX
 }
 
 #[cfg(test)]
@@ -125,6 +139,19 @@ mod tests {
         assert_eq!(joiner.waiting.len(), WAITING_MAX);
         let (first, _) = split(packet(0x45, 1_279), 1_100, 5).unwrap();
         assert_eq!(joiner.join(first), None);
+    }
+
+    #[test]
+    fn a_lone_piece_does_not_wait_until_its_number_comes_again() {
+        let pieces = |number| split(packet(0x45, 1_279), 1_100, number).unwrap();
+        let mut joiner = PieceJoiner::default();
+        assert_eq!(joiner.join(pieces(65_500).0), None);
+        // Near it, though numbers begin again between.
+        assert_eq!(joiner.join(pieces(100).0), None);
+        assert_eq!(joiner.waiting.len(), 2);
+        assert_eq!(joiner.join(pieces(2_000).0), None);
+        assert_eq!(joiner.waiting.len(), 1);
+        assert_eq!(joiner.join(pieces(65_500).1.unwrap()), None);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `cedos vpn`: brings the VPN up, keeps it up, and ends it.
 
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +31,7 @@ use super::transport::TransportArgs;
 use crate::help::{COST_AND_TIME, EXPERT};
 use crate::vpn::{
     DEVICE, PacketCarrier, RunningVpn, TcpFlows, TcpMode, VpnRoutes, VpnRules, VpnState, VpnStatus,
-    remove_rules,
+    remove_kill_switch, remove_rules, set_kill_switch,
 };
 
 /// Where the state is: it need not survive a restart of the machine, and neither does the VPN.
@@ -101,7 +101,7 @@ struct VpnUpArgs {
     #[arg(long, value_name = "CIDR", action = ArgAction::Append, value_delimiter = ',', value_parser = parse_net)]
     exclude: Vec<IpNet>,
 
-    /// Refuse everything that would leave outside the VPN, also after it was killed, until `cedos vpn down`
+    /// Refuse everything that would leave outside the VPN, also after it ended, until `cedos vpn down`
     #[arg(long)]
     kill_switch: bool,
 
@@ -150,9 +150,16 @@ async fn up(args: VpnUpArgs) -> anyhow::Result<()> {
     let key = key::load_device_key(args.key.as_deref())?;
     let mut stop = StopSignals::listen()?;
     let state = VpnState::take(&args.state.state_dir)?;
-    // What a VPN left that was killed, its kill switch included.
-    remove_rules();
+    let _machine = take_machine(&args.state.state_dir)?;
+    if !args.kill_switch {
+        remove_kill_switch();
+    }
     let (servers, proxies) = resolve(&address.parse()?).await?;
+    if args.kill_switch {
+        set_kill_switch(&proxies, &args.exclude)?;
+    }
+    // What a VPN left that was killed.
+    remove_rules();
     let monitor = watch_links(&args.link)
         .await
         .map_err(|failure| anyhow!(failure.text))?;
@@ -170,7 +177,17 @@ async fn up(args: VpnUpArgs) -> anyhow::Result<()> {
         () = stop.wait() => Ok(()),
     };
     session.close().await;
+    if args.kill_switch {
+        print_stderr("cedos vpn: the kill switch stays until `cedos vpn down`");
+    }
     ended
+}
+
+/// The default directory too, whatever this VPN's own is: a machine has one VPN.
+fn take_machine(directory: &Path) -> anyhow::Result<Option<VpnState>> {
+    let default = Path::new(STATE_DIR);
+    let is_other = directory != default;
+    is_other.then(|| VpnState::take(default)).transpose()
 }
 
 /// Brings the VPN up, and keeps it up. What it changed is restored when this is dropped.
@@ -197,7 +214,6 @@ async fn serve(
             .as_ref()
             .map(|flows| flows.addresses().to_vec())
             .unwrap_or_default(),
-        kill_switch: args.kill_switch,
     };
     let _rules = VpnRules::set(&routes)?;
     let carrier = PacketCarrier::new(
@@ -304,11 +320,22 @@ fn links_without_tunnel(
 async fn down(args: &VpnStateArgs) -> anyhow::Result<()> {
     let directory = &args.state_dir;
     let failed = || format!("cannot read {}", directory.display());
-    if let Some(RunningVpn(process)) = VpnState::running(directory).with_context(failed)? {
+    let own = VpnState::running(directory).with_context(failed)?;
+    let machine = VpnState::running(Path::new(STATE_DIR));
+    let machine = machine.with_context(|| format!("cannot read {STATE_DIR}"))?;
+    if machine.is_some() && machine != own {
+        bail!(
+            "the VPN that is up is not that of {}; `cedos vpn down` without --state-dir ends it",
+            directory.display()
+        );
+    }
+    if let Some(RunningVpn(process)) = own {
         kill(process, Signal::SIGTERM)
             .context("cannot end the VPN; `cedos vpn down` needs root")?;
         let over = async {
-            while VpnState::running(directory).with_context(failed)?.is_some() {
+            while VpnState::running(directory).with_context(failed)?.is_some()
+                || VpnState::running(Path::new(STATE_DIR))?.is_some()
+            {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
             anyhow::Ok(())
@@ -321,6 +348,7 @@ async fn down(args: &VpnStateArgs) -> anyhow::Result<()> {
         }
     }
     remove_rules();
+    remove_kill_switch();
     Ok(())
 }
 
@@ -370,10 +398,11 @@ fn list(addresses: &[IpAddr]) -> String {
     texts.join(", ")
 }
 
-/// SIGTERM and Ctrl-C.
+/// SIGTERM, SIGHUP and Ctrl-C.
 struct StopSignals {
     terminate: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,
+    hangup: tokio::signal::unix::Signal,
 }
 
 impl StopSignals {
@@ -382,6 +411,7 @@ impl StopSignals {
         Ok(StopSignals {
             terminate: listen(SignalKind::terminate())?,
             interrupt: listen(SignalKind::interrupt())?,
+            hangup: listen(SignalKind::hangup())?,
         })
     }
 
@@ -389,6 +419,7 @@ impl StopSignals {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
+            _ = self.hangup.recv() => {}
         }
     }
 }

@@ -17,5 +17,7 @@ mod vpn_state;
 
 pub use packet_carrier::PacketCarrier;
 pub use tcp_flows::{TcpFlows, TcpMode};
-pub use vpn_rules::{DEVICE, VpnRoutes, VpnRules, remove_rules};
+pub use vpn_rules::{
+    DEVICE, VpnRoutes, VpnRules, remove_kill_switch, remove_rules, set_kill_switch,
+};
 pub use vpn_state::{RunningVpn, VpnState, VpnStatus};

@@ -1,13 +1,14 @@
 //! The system's routes and rules while the VPN is up.
 //!
 //! ```text
+//!  ip rule 5181  port 53 to table 5183, where names are asked of the proxy by nftables
 //!  ip rule 5182  table main, without its default routes: networks of this machine's links stay outside
 //!  ip rule 5183  table 5183: what goes into the tunnel; networks that are excluded are thrown back to main
-//!  nft table     TCP to tcp_flows.rs · queries of names to the proxy · the kill switch
+//!  nft tables    TCP to tcp_flows.rs · queries of names to the proxy;  the kill switch has its own
 //! ```
 //!
-//! With the process its device and the routes by it are gone. What is left then is removed by the next `cedos vpn up`
-//! or `down`.
+//! With the process its device and the routes by it are gone. What is left then has no effect without them, and is
+//! removed by the next `cedos vpn up` or `down`. The kill switch stays until `down`.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -21,12 +22,16 @@ pub const DEVICE: &str = "cedos0";
 
 /// The routing table, and the preference of the rule that leads there.
 const TABLE: u32 = 5183; // a guess: a number that nobody else uses
+/// The preference of the rules for queries of names.
+const NAMES_FIRST: u32 = 5181;
 /// The preference of the rule for networks of this machine's links.
 const MAIN_FIRST: u32 = 5182;
 /// The preference of the rule for `TABLE`.
 const THEN_TUNNEL: u32 = 5183;
 
 const NFT_TABLE: &str = "inet cedos_vpn";
+/// The kill switch's table, which outlives the VPN.
+const KILL_TABLE: &str = "inet cedos_vpn_kill";
 
 /// What a kernel without IPv6 does not have.
 const IPV6: &str = "/proc/net/if_inet6";
@@ -49,8 +54,6 @@ pub struct VpnRoutes {
     pub exclude: Vec<IpNet>,
     /// Where TCP connections are handed over, one address of each family; none: they go as packets.
     pub redirect_to: Vec<SocketAddr>,
-    /// Whether what would leave outside the tunnel is dropped.
-    pub kill_switch: bool,
 }
 
 /// Routes and rules, which are removed with this.
@@ -82,12 +85,26 @@ impl Drop for VpnRules {
     }
 }
 
-/// Removes what a process that ended left behind, if it left anything.
+/// Refuses from now on what would leave outside the tunnel, but to these proxies and networks.
+///
+/// # Errors
+/// The system refuses it, and an earlier kill switch stays as it was.
+pub fn set_kill_switch(proxies: &[IpAddr], exclude: &[IpNet]) -> Result<(), SystemCommandError> {
+    nft(&kill_script(proxies, exclude))
+}
+
+/// Lets everything out again.
+pub fn remove_kill_switch() {
+    // Refused only where there is no nft, and so no kill switch.
+    let _ = nft(&format!("table {KILL_TABLE}\ndelete table {KILL_TABLE}\n"));
+}
+
+/// Removes what a process that ended left behind, if it left anything, but for the kill switch.
 pub fn remove_rules() {
     // Each that is not there is refused.
     let _ = nft(&format!("table {NFT_TABLE}\ndelete table {NFT_TABLE}\n"));
     for family in ["-4", "-6"] {
-        for preference in [MAIN_FIRST, THEN_TUNNEL] {
+        for preference in [NAMES_FIRST, MAIN_FIRST, THEN_TUNNEL] {
             let preference = preference.to_string();
             let words = [family, "rule", "del", "pref", &preference];
             while run_command("ip", "iproute2", &words, "").is_ok() {}
@@ -110,6 +127,11 @@ impl VpnRoutes {
     /// Whether names are looked up through the tunnel: where all else goes there, too.
     fn takes_names(&self) -> bool {
         self.include.is_empty() && !self.gateways.is_empty()
+    }
+
+    /// Whether nftables sends queries of names to the proxy.
+    fn redirects_names(&self) -> bool {
+        self.takes_names() && !is_resolved_running()
     }
 
     /// The lines for `ip` of one family.
@@ -140,6 +162,14 @@ impl VpnRoutes {
         for net in hosts(&self.gateways).into_iter().chain(include) {
             let _ = writeln!(lines, "route replace {net} dev {DEVICE} table {TABLE}");
         }
+        if self.redirects_names() {
+            for transport in ["udp", "tcp"] {
+                let _ = writeln!(
+                    lines,
+                    "rule add pref {NAMES_FIRST} ipproto {transport} dport 53 table {TABLE}"
+                );
+            }
+        }
         lines
             + &format!(
                 "rule add pref {MAIN_FIRST} table main suppress_prefixlength 0\n\
@@ -148,7 +178,7 @@ impl VpnRoutes {
     }
 
     fn nft_script(&self) -> String {
-        let names = match self.takes_names() && !is_resolved_running() {
+        let names = match self.redirects_names() {
             true => self.name_rules(),
             false => String::new(),
         };
@@ -158,10 +188,6 @@ impl VpnRoutes {
             None => {
                 format!("    oifname \"{DEVICE}\" meta nfproto ipv6 reject with icmpv6 no-route\n")
             }
-        };
-        let kill = match self.kill_switch {
-            true => self.kill_rules(),
-            false => String::new(),
         };
         format!(
             "table {NFT_TABLE}\ndelete table {NFT_TABLE}\ntable {NFT_TABLE} {{
@@ -173,26 +199,23 @@ impl VpnRoutes {
 {sources}  }}
   chain output {{
     type filter hook output priority filter;
-{refused}{kill}  }}
+{refused}  }}
 }}\n"
         )
     }
 
-    /// Queries of names go to the proxy, whatever name server a program asks, but those on this machine.
+    /// Queries of names go to the proxy, whatever name server a program asks, but those that stay outside the device.
     fn name_rules(&self) -> String {
         let mut rules = String::new();
-        for net in &self.exclude {
-            let _ = writeln!(rules, "    {} daddr {net} return", family(net.addr()));
-        }
         for gateway in &self.gateways {
-            let (family, own) = match gateway {
-                IpAddr::V4(_) => ("ip", "127.0.0.0/8"),
-                IpAddr::V6(_) => ("ip6", "::1"),
+            let (family, protocol) = match gateway {
+                IpAddr::V4(_) => ("ip", "ipv4"),
+                IpAddr::V6(_) => ("ip6", "ipv6"),
             };
             for transport in ["udp", "tcp"] {
                 let _ = writeln!(
                     rules,
-                    "    {family} daddr != {own} {transport} dport 53 dnat {family} to {gateway}"
+                    "    oifname \"{DEVICE}\" meta nfproto {protocol} {transport} dport 53 dnat {family} to {gateway}"
                 );
             }
         }
@@ -227,19 +250,6 @@ impl VpnRoutes {
         rules
     }
 
-    fn kill_rules(&self) -> String {
-        let mut rules = format!("    oifname {{ \"lo\", \"{DEVICE}\" }} accept\n");
-        let outside = self.proxies.iter().map(|ip| IpNet::from(*ip));
-        for net in self.exclude.iter().copied().chain(outside) {
-            let _ = writeln!(rules, "    {} daddr {net} accept", family(net.addr()));
-        }
-        // DHCP, and what finds neighbours and routers of IPv6: without them no link gets an address.
-        rules += "    udp dport { 67, 547 } accept\n";
-        rules += "    icmpv6 type { nd-router-solicit, nd-neighbor-solicit, nd-neighbor-advert, mld2-listener-report } accept\n";
-        rules += "    reject\n";
-        rules
-    }
-
     fn tell_resolved(&self) -> Result<(), SystemCommandError> {
         let resolvectl = |words: &[&str]| run_command("resolvectl", "systemd-resolved", words, "");
         let gateways: Vec<String> = self.gateways.iter().map(IpAddr::to_string).collect();
@@ -249,6 +259,34 @@ impl VpnRoutes {
         resolvectl(&["domain", DEVICE, "~."])?;
         resolvectl(&["default-route", DEVICE, "yes"]).map(drop)
     }
+}
+
+fn kill_script(proxies: &[IpAddr], exclude: &[IpNet]) -> String {
+    let rules = kill_rules(proxies, exclude);
+    format!(
+        "table {KILL_TABLE}\ndelete table {KILL_TABLE}\ntable {KILL_TABLE} {{
+  chain output {{
+    type filter hook output priority filter;
+{rules}  }}
+  chain forward {{
+    type filter hook forward priority filter;
+    iifname \"{DEVICE}\" accept
+{rules}  }}
+}}\n"
+    )
+}
+
+fn kill_rules(proxies: &[IpAddr], exclude: &[IpNet]) -> String {
+    let mut rules = format!("    oifname {{ \"lo\", \"{DEVICE}\" }} accept\n");
+    let outside = proxies.iter().map(|ip| IpNet::from(*ip));
+    for net in exclude.iter().copied().chain(outside) {
+        let _ = writeln!(rules, "    {} daddr {net} accept", family(net.addr()));
+    }
+    // DHCP, and what finds neighbours and routers of IPv6: without them no link gets an address.
+    rules += "    udp dport { 67, 547 } accept\n";
+    rules += "    icmpv6 type { nd-router-solicit, nd-neighbor-solicit, nd-neighbor-advert, mld2-listener-report } accept\n";
+    rules += "    reject\n";
+    rules
 }
 
 /// The word of nftables for an address's family.
@@ -305,11 +343,8 @@ mod tests {
         let script = routes().nft_script();
         assert!(script.contains("nfproto ipv6 reject"), "{script}");
         assert!(script.contains("redirect to :4711"), "{script}");
-        let kill = VpnRoutes {
-            kill_switch: true,
-            ..routes()
-        };
-        assert!(kill.kill_rules().ends_with("reject\n"));
-        assert!(kill.kill_rules().contains("ip daddr 192.0.2.1/32 accept"));
+        let kill = kill_script(&routes().proxies, &routes().exclude);
+        assert_eq!(kill.matches("    reject\n").count(), 2, "{kill}");
+        assert!(kill.contains("ip daddr 192.0.2.1/32 accept"), "{kill}");
     }
 }

@@ -35,6 +35,12 @@ pub const TUNNEL: NamespaceNeeds = NamespaceNeeds::new(
 
 pub const PROXY_HOST: &str = "192.0.2.1";
 pub const SERVER: &str = "198.18.0.2";
+/// The Wi-Fi's router, which is reached without the VPN: a name server, and an echo at port 80.
+pub const OUTSIDE: &str = "198.51.100.1";
+/// An address behind the router, with an echo at port 80.
+pub const OUTSIDE_IPV6: &str = "2001:db8:1::1";
+/// The first bytes of the router's answers to queries of names.
+pub const OUTSIDE_ANSWER: &[u8] = b"outside answer to ";
 /// What the server sends over HTTP.
 pub const OBJECT_BYTES: usize = 10_000_000;
 /// The first bytes of the server's answers to queries of names.
@@ -68,6 +74,7 @@ impl Scene {
         let (restarted, proxies) = std::sync::mpsc::channel();
         origin_namespace(move || async move {
             start_server();
+            start_outside();
             std::thread::spawn({
                 // Of the proxy's namespace, as its thread is.
                 move || {
@@ -201,6 +208,18 @@ fn start_server() {
     joined.send(()).expect("it waits");
 }
 
+/// Starts what the device reaches without the VPN, in the namespace of the calling thread.
+fn start_outside() {
+    sh("ip -6 addr add 2001:db8::1/64 dev ap0 nodad
+        ip -6 addr add 2001:db8:1::1/128 dev ap0 nodad");
+    let ipv6 = TcpListener::bind((OUTSIDE_IPV6, 80)).expect("a port");
+    std::thread::spawn(move || each(&ipv6, echo_stream));
+    let names = UdpSocket::bind((OUTSIDE, 53)).expect("a port");
+    std::thread::spawn(move || answer_datagrams(&names, OUTSIDE_ANSWER));
+    let streams = TcpListener::bind((OUTSIDE, 80)).expect("a port");
+    std::thread::spawn(move || each(&streams, echo_stream));
+}
+
 fn each(listener: &TcpListener, serve: fn(TcpStream)) {
     for stream in listener.incoming().flatten() {
         std::thread::spawn(move || serve(stream));
@@ -224,6 +243,10 @@ fn serve_object(mut stream: TcpStream) {
 
 fn echo_datagrams(port: u16, before: &[u8]) {
     let socket = UdpSocket::bind((SERVER, port)).expect("a port");
+    answer_datagrams(&socket, before);
+}
+
+fn answer_datagrams(socket: &UdpSocket, before: &[u8]) {
     let mut bytes = [0; 2048];
     while let Ok((n, from)) = socket.recv_from(&mut bytes) {
         let _ = socket.send_to(&[before, &bytes[..n]].concat(), from);
