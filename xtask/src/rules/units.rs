@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 const UNITS: [(&str, Option<&str>, u32); 3] = [
     ("cedos-prox.service", None, 20),
     ("cedos-agent.service", Some("cedos-agent-hardened.conf"), 20),
-    ("cedos-agent.service", None, 62),
+    // Without a umask: downloads are for whom the user has them.
+    ("cedos-agent.service", None, 63),
 ];
 
 /// What was measured.
