@@ -96,7 +96,7 @@ pub(super) struct PagePort {
 struct OpenPage {
     base: String,
     entries: Arc<EntryCodes>,
-    _serving: JoinSet<()>,
+    serving: JoinSet<()>,
 }
 
 impl PagePort {
@@ -124,8 +124,8 @@ impl PagePort {
     /// No port is to be had, or the link cannot be saved.
     pub(super) async fn link(&self, new_link: bool, entry: bool) -> Result<Value, TransferFailure> {
         let mut open = self.open.lock().await;
-        if new_link {
-            *open = None;
+        if let Some(page) = open.take_if(|_| new_link) {
+            page.end().await;
         }
         let page = match open.take() {
             Some(page) => page,
@@ -144,7 +144,7 @@ impl PagePort {
     /// # Errors
     /// The saved link cannot be removed.
     pub(super) async fn close(&self) -> Result<Value, TransferFailure> {
-        *self.open.lock().await = None;
+        self.shut().await;
         SavedPage::remove()
             .map_err(|error| TransferFailure::storage("cannot forget the page's link", &error))?;
         Ok(json!({"link": null}))
@@ -152,7 +152,9 @@ impl PagePort {
 
     /// Stops serving, because the agent ends; the next agent opens the page again.
     pub(super) async fn shut(&self) {
-        *self.open.lock().await = None;
+        if let Some(page) = self.open.lock().await.take() {
+            page.end().await;
+        }
     }
 
     async fn open(&self, new_link: bool) -> io::Result<OpenPage> {
@@ -180,12 +182,17 @@ impl PagePort {
         Ok(OpenPage {
             base,
             entries,
-            _serving: serving,
+            serving,
         })
     }
 }
 
 impl OpenPage {
+    /// Stops serving. The port is free when this returns.
+    async fn end(mut self) {
+        self.serving.shutdown().await;
+    }
+
     /// Scheme, host and port of the page.
     fn origin(&self) -> &str {
         self.base.rsplit_once('/').map_or("", |(origin, _)| origin)

@@ -68,7 +68,6 @@ pub(in super::super) struct OpenAppPort {
     pub(super) password: String,
     pub(super) addresses: Arc<AppAddresses>,
     /// The task that serves it.
-    #[expect(dead_code, reason = "it is served as long as this is kept")]
     pub(super) serving: JoinSet<()>,
 }
 
@@ -94,6 +93,8 @@ impl AppPort {
 
     /// Stops serving, because the agent ends; the next agent opens the port again.
     pub(in super::super::super) async fn shut(&self) {
-        *self.0.lock().await = None;
+        if let Some(mut port) = self.0.lock().await.take() {
+            port.serving.shutdown().await;
+        }
     }
 }

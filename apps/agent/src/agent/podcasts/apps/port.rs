@@ -110,8 +110,8 @@ impl Agent {
         open: &'o mut Option<OpenAppPort>,
         new: bool,
     ) -> Result<&'o OpenAppPort, TransferFailure> {
-        if new {
-            *open = None;
+        if let Some(mut port) = open.take_if(|_| new) {
+            port.serving.shutdown().await;
         }
         let port = match open.take() {
             Some(port) => port,
