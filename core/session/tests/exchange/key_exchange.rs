@@ -324,6 +324,16 @@ fn the_exchange_survives_a_crash_of_either_end_at_every_point() {
 /// Bytes per second of a line whose datagrams have no room for half of a share.
 const SLOW_LINE: u32 = 960;
 
+/// The device wakes over a slow line alone, and calls a server that has this record.
+fn wake_over_slow_line(p: &mut Pair, record: &SessionRecord, of_server: &SessionRecord) {
+    p.server = server_of(HybridPolicy::Offered);
+    p.server.adopt(&of_server.encode()).unwrap();
+    let record = record.encode();
+    p.session = p.device.restore(p.now, &record, 500..600).unwrap();
+    p.make_serial(1, SLOW_LINE);
+    p.open_path(1, false);
+}
+
 #[test]
 fn a_line_with_room_for_a_share_has_hybrid_keys_and_a_slower_one_goes_on_without() {
     // R-SERIAL-5
@@ -349,11 +359,7 @@ fn over_a_slow_line_a_secret_is_used_and_a_lost_one_holds_nothing_up() {
         if is_lost {
             of_server.secret = None;
         }
-        p.server = server_of(HybridPolicy::Offered);
-        p.server.adopt(&of_server.encode()).unwrap();
-        p.session = p.device.restore(p.now, &record.encode(), 500..600).unwrap();
-        p.make_serial(1, SLOW_LINE);
-        p.open_path(1, false);
+        wake_over_slow_line(&mut p, &record, &of_server);
         let whole = p.run_until(Span::from_secs(1_800), |p| p.is_whole(flow));
         assert!(whole, "lost: {is_lost}, {:?}", p.ended);
         p.assert_right(flow);
@@ -381,11 +387,7 @@ fn a_secret_that_was_lost_is_replaced_when_a_path_has_room() {
     let mut p = ends(HybridPolicy::Required, HybridPolicy::Offered);
     let (flow, [record, mut of_server]) = asleep(&mut p);
     of_server.secret = None;
-    p.server = server_of(HybridPolicy::Offered);
-    p.server.adopt(&of_server.encode()).unwrap();
-    p.session = p.device.restore(p.now, &record.encode(), 500..600).unwrap();
-    p.make_serial(1, SLOW_LINE);
-    p.open_path(1, false);
+    wake_over_slow_line(&mut p, &record, &of_server);
     p.run_for(Span::from_secs(60));
     assert!(!device_is_hybrid(&p));
     p.attach(0, "192.0.2.77:4000");
