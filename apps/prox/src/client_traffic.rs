@@ -14,7 +14,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker, ready};
 
 use d2tp_driver::HostKey;
 use jiff::civil::Date;
@@ -57,6 +57,8 @@ pub(crate) struct ClientTraffic {
     month_max: AtomicU64,
     /// Whether this month's bytes are used up.
     is_used_up: watch::Sender<bool>,
+    /// Who found nothing left of the month, and may go on if the limit is raised before its flow is reset.
+    held: Mutex<Vec<Waker>>,
 }
 
 impl ClientTraffic {
@@ -68,6 +70,7 @@ impl ClientTraffic {
             month_up: AtomicU64::new(month.up),
             month_max: AtomicU64::new(limits.month_bytes),
             is_used_up: watch::Sender::default(),
+            held: Mutex::default(),
         };
         traffic.check_month();
         traffic
@@ -113,6 +116,39 @@ impl ClientTraffic {
             *known = is_used_up;
             has_changed
         });
+        if !is_used_up {
+            for waker in std::mem::take(&mut *self.held.lock()) {
+                waker.wake();
+            }
+        }
+    }
+
+    /// The bytes that are left of the month.
+    fn month_left(&self) -> u64 {
+        let month = self.month();
+        match self.month_max.load(Ordering::Relaxed) {
+            0 => u64::MAX,
+            max => max.saturating_sub(month.down.saturating_add(month.up)),
+        }
+    }
+
+    /// How many bytes of the month a flow may use now. It waits while there are none: then it is reset, unless the limit
+    /// is raised first.
+    fn poll_month(&self, cx: &mut Context<'_>) -> Poll<usize> {
+        let left = self.month_left();
+        if left > 0 {
+            return Poll::Ready(usize::try_from(left).unwrap_or(usize::MAX));
+        }
+        let mut held = self.held.lock();
+        if !held.iter().any(|known| known.will_wake(cx.waker())) {
+            held.push(cx.waker().clone());
+        }
+        drop(held);
+        match self.month_left() {
+            0 => Poll::Pending,
+            // The limit was raised meanwhile.
+            left => Poll::Ready(usize::try_from(left).unwrap_or(usize::MAX)),
+        }
     }
 
     /// Whether a new entry for the client would say the same: no flow uses this one, no month is counted for a limit, and
@@ -156,15 +192,21 @@ impl FlowTraffic {
         TrafficKind::ALL[usize::from(self.kind.load(Ordering::Relaxed))]
     }
 
-    /// How many bytes the flow may move now in this direction. [`FlowTraffic::moved`] follows.
+    /// How many bytes the flow may move now in this direction. [`FlowTraffic::moved`] follows. Flows that move bytes at
+    /// the same moment may together pass the end of the month's bytes.
     pub(crate) fn poll(&self, cx: &mut Context<'_>, direction: TrafficDirection) -> Poll<usize> {
+        // What a refusal says is no more than a few bytes.
+        let left = match self.kind() {
+            TrafficKind::Other => usize::MAX,
+            _ => ready!(self.client.poll_month(cx)),
+        };
         let waiter = &self.waiters[direction as usize];
         let bucket = self.client.bucket(direction);
         let allowed = bucket.poll(cx, waiter, &self.timers);
         if allowed.is_pending() && direction == TrafficDirection::Down {
             self.supply.on_wait(tokio::time::Instant::now());
         }
-        allowed
+        allowed.map(|allowed| allowed.min(left))
     }
 
     /// Counts bytes that the flow moved: also none, after [`FlowTraffic::poll`].
@@ -594,6 +636,31 @@ mod tests {
         traffic.limits.set(ONE, own);
         traffic.apply_limits(Some(&ONE));
         assert_eq!(traffic.check_month(&ONE), Ok(()));
+    }
+
+    #[tokio::test]
+    async fn a_flow_moves_no_more_than_what_is_left_of_the_month() {
+        let directory = tempfile::tempdir().unwrap();
+        let traffic = table(directory.path(), 10);
+        let flow = traffic.flow(ONE);
+        let ask = || std::future::poll_fn(|cx| flow.poll(cx, TrafficDirection::Down));
+        assert!(ask().await > 10, "a refusal is not counted for the month");
+        flow.set_kind(TrafficKind::Fetch);
+        assert_eq!(ask().await, 10);
+        flow.moved(TrafficDirection::Down, 10);
+        let held = tokio::spawn({
+            let flow = flow.clone();
+            async move { std::future::poll_fn(|cx| flow.poll(cx, TrafficDirection::Down)).await }
+        });
+        tokio::task::yield_now().await;
+        assert!(!held.is_finished(), "nothing is left");
+        let own = ClientLimits {
+            month_bytes: Some(15),
+            ..Default::default()
+        };
+        traffic.limits.set(ONE, own);
+        traffic.apply_limits(Some(&ONE));
+        assert_eq!(held.await.unwrap(), 5, "the limit was raised");
     }
 
     #[tokio::test]
