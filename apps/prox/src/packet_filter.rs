@@ -33,6 +33,8 @@ pub(crate) enum PacketDropReason {
     NoTunnel,
     /// The packet is larger than the tunnel carries.
     TooBig,
+    /// The client's session has no room: the packet waited too long, or too many wait.
+    QueueFull,
 }
 
 impl PacketDropReason {
@@ -51,6 +53,7 @@ impl PacketDropReason {
             PacketDropReason::OverLimit => "over_limit",
             PacketDropReason::NoTunnel => "no_tunnel",
             PacketDropReason::TooBig => "too_big",
+            PacketDropReason::QueueFull => "queue_full",
         }
     }
 }

@@ -10,14 +10,14 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use d2tp_driver::{Connection, HostKey};
+use d2tp_driver::{Connection, HostKey, MemoryCharge};
 use d2tp_tunnel::{
-    INNER_MTU_MAX, InnerPacket, PACKET_CONTEXT, SystemCommandError, TunBatch, TunDevice, TunError,
-    TunWriter, inner_mtu, packet_too_big, split,
+    INNER_MTU_MAX, InnerPacket, PacketSource, SystemCommandError, TunBatch, TunDevice, TunError,
+    TunWriter, inner_mtu, packet_too_big,
 };
 use ipnet::IpNet;
 use parking_lot::{Mutex, RwLock};
@@ -31,9 +31,6 @@ use crate::packet_filter::{PacketDropReason, check_packet_to_client};
 use crate::refusal::ProxRefusal;
 use crate::tunnel_dns::serve_names;
 use crate::tunnel_rules::{DEVICE, TunnelRules};
-
-/// How long a packet for a client waits for a path.
-const PACKET_EXPIRY: Duration = Duration::from_millis(500); // a guess: a call cannot use older ones
 
 /// How often it is tried to have a device that another process is about to release.
 const CREATE_AGAIN: Duration = Duration::from_millis(200);
@@ -59,8 +56,10 @@ pub(crate) struct PacketAttachment {
     pub(crate) traffic: Arc<ClientTraffic>,
     /// Cancelled when a newer tunnel of the same client has taken its place.
     pub(crate) replaced: CancellationToken,
-    /// The number of the next packet that is split.
-    next_number: AtomicU16,
+    /// Packets that wait for room in the session.
+    source: Arc<PacketSource>,
+    /// How many packets the source had dropped when that was last counted.
+    dropped: AtomicU64,
 }
 
 /// See the module.
@@ -178,14 +177,18 @@ impl PacketNetwork {
         &self,
         client: HostKey,
         connection: Connection,
+        memory: MemoryCharge,
     ) -> Result<Arc<PacketAttachment>, ProxRefusal> {
+        let source = Arc::new(PacketSource::new(memory));
         let attachment = Arc::new(PacketAttachment {
             addresses: self.addresses.of(client)?,
             connection,
             traffic: self.traffic.of(client),
             replaced: CancellationToken::new(),
-            next_number: AtomicU16::new(0),
+            source: source.clone(),
+            dropped: AtomicU64::new(0),
         });
+        attachment.connection.set_datagram_source(source);
         let mut attached = self.attached.write();
         for address in attachment.addresses.all() {
             if let Some(old) = attached.insert(address, attachment.clone()) {
@@ -199,6 +202,7 @@ impl PacketNetwork {
     pub(crate) fn detach(&self, attachment: &Arc<PacketAttachment>) {
         let is_it = |_: &IpAddr, now: &mut Arc<PacketAttachment>| !Arc::ptr_eq(now, attachment);
         self.attached.write().retain(is_it);
+        attachment.source.clear();
     }
 
     /// Whether the client may have a packet moved now.
@@ -244,10 +248,16 @@ impl PacketNetwork {
         }
         let mut answers = Vec::new();
         for (to, packets) in groups {
-            let dropped = to.send(&packets, &mut answers);
-            if dropped > 0 {
-                let reason = PacketDropReason::TooBig.as_str();
-                self.counters.on_tunnel_packets_dropped(reason, dropped);
+            let too_big = to.send(&packets, &mut answers);
+            let late = to.newly_dropped();
+            for (reason, dropped) in [
+                (PacketDropReason::TooBig, too_big),
+                (PacketDropReason::QueueFull, late),
+            ] {
+                if dropped > 0 {
+                    self.counters
+                        .on_tunnel_packets_dropped(reason.as_str(), dropped);
+                }
             }
         }
         answers
@@ -255,39 +265,37 @@ impl PacketNetwork {
 }
 
 impl PacketAttachment {
-    /// Sends packets to the client, and returns how many were too large. Their senders get `answers`.
+    /// Sends packets to the client as its session has room, and returns how many were too large. Their senders get
+    /// `answers`.
     fn send(&self, packets: &[&[u8]], answers: &mut Vec<Bytes>) -> u64 {
         let Some(datagram_max) = self.connection.datagram_max() else {
             return 0;
         };
         let mtu = inner_mtu(datagram_max);
-        let (mut dropped, mut datagrams) = (0, Vec::with_capacity(packets.len()));
-        for packet in packets {
-            if packet.len() > usize::from(mtu) {
-                // A router's answer; its address is the client's own, because the kernel takes none from itself here.
-                let from = match packet[0] >> 4 {
-                    6 => self.addresses.v6.map(IpAddr::from),
-                    _ => Some(self.addresses.v4.into()),
-                };
-                if let Some(answer) = from.and_then(|from| packet_too_big(packet, from, mtu)) {
-                    answers.push(answer.into());
-                    dropped += 1;
-                    continue;
-                }
+        let answered = answers.len();
+        let fitting = packets.iter().copied().filter(|packet| {
+            if packet.len() <= usize::from(mtu) {
+                return true;
             }
-            let number = self.next_number.fetch_add(1, Ordering::Relaxed);
-            match split(Bytes::copy_from_slice(packet), datagram_max, number) {
-                Ok((first, second)) => {
-                    datagrams.extend([Some(first), second].into_iter().flatten())
-                }
-                Err(_) => dropped += 1,
-            }
-        }
-        // A session that is over ends the tunnel, elsewhere.
-        let too_big = self
-            .connection
-            .send_datagrams(PACKET_CONTEXT, datagrams, PACKET_EXPIRY);
-        dropped + too_big.unwrap_or(0) as u64
+            // A router's answer; its address is the client's own, because the kernel takes none from itself here.
+            let from = match packet[0] >> 4 {
+                6 => self.addresses.v6.map(IpAddr::from),
+                _ => Some(self.addresses.v4.into()),
+            };
+            let answer = from.and_then(|from| packet_too_big(packet, from, mtu));
+            let is_refused = answer.is_some();
+            answers.extend(answer.map(Bytes::from));
+            !is_refused
+        });
+        self.source.push(&self.connection, fitting);
+        (answers.len() - answered) as u64
+    }
+
+    /// How many packets were dropped since the last call because they waited too long, or the queue was full.
+    fn newly_dropped(&self) -> u64 {
+        let (counts, too_long) = self.source.counts();
+        let all = counts.dropped() + too_long;
+        all - self.dropped.swap(all, Ordering::Relaxed)
     }
 }
 

@@ -96,7 +96,8 @@ fn attach<F: FlowIo>(
     let network = network.zip(flow.session());
     let (network, session) = network.ok_or(ProxRefusal::NoPacketTunnels)?;
     network.tun().ok_or(ProxRefusal::Stopping)?;
-    let attachment = network.attach(flow.peer(), session)?;
+    let memory = prox.memory_account(flow.peer()).charge();
+    let attachment = network.attach(flow.peer(), session, memory)?;
     Ok((network.clone(), attachment))
 }
 

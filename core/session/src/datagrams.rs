@@ -108,6 +108,11 @@ impl Session {
         least.unwrap_or(ROOM_SURE) - HEAD_MAX
     }
 
+    /// How many datagrams wait to be sent.
+    pub fn datagrams_waiting(&self) -> usize {
+        self.datagrams.len()
+    }
+
     /// Counts of datagrams that were sent, displaced or expired.
     pub fn datagram_stats(&self) -> DatagramStats {
         self.datagrams.stats()

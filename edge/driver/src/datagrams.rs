@@ -128,8 +128,8 @@ impl Drop for ContextInbox {
 /// ```
 #[derive(Clone)]
 pub struct Connection {
-    shared: Arc<DriverShared>,
-    session: SessionId,
+    pub(crate) shared: Arc<DriverShared>,
+    pub(crate) session: SessionId,
     peer: PublicKey,
 }
 
@@ -169,7 +169,8 @@ impl Connection {
     /// once.
     ///
     /// At most [`crate::DATAGRAMS_MAX`] wait to be sent; a newer one displaces the oldest. The
-    /// results are counted ([`Connection::datagram_stats`]), not reported one by one.
+    /// results are counted ([`Connection::datagram_stats`]), not reported one by one. Whoever has
+    /// more than that at once uses a [`crate::DatagramSource`].
     ///
     /// # Errors
     /// The datagram is too large, or the session is over.

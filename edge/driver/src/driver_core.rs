@@ -18,6 +18,7 @@ use tokio::sync::{Notify, broadcast};
 
 use crate::clock;
 use crate::datagram_inbox::DatagramInbox;
+use crate::datagram_source::DatagramFeed;
 use crate::engine_counts::EngineCounts;
 use crate::hibernation_state::HibernationState;
 use crate::qlog::{Qlog, QlogFeed};
@@ -154,6 +155,10 @@ pub(crate) struct DriverCore {
     /// Links whose sockets are closed as soon as their paths have sent their last packets.
     pub(crate) closing: Vec<LinkId>,
     pub(crate) inboxes: BTreeMap<SessionId, DatagramInbox>,
+    /// Sources of sessions' datagrams.
+    pub(crate) datagram_feeds: BTreeMap<SessionId, DatagramFeed>,
+    /// Sessions whose sources may have datagrams.
+    pub(crate) fed_sessions: BTreeSet<SessionId>,
     pub(crate) qlog: Option<QlogFeed>,
     /// Hibernated sessions.
     pub(crate) hibernation: HibernationState,
@@ -202,6 +207,7 @@ impl DriverCore {
         if let Some(mut inbox) = self.inboxes.remove(&id) {
             inbox.wake();
         }
+        self.forget_datagram_source(id);
         if let Some(feed) = &mut self.qlog {
             feed.end(id);
         }
@@ -243,6 +249,8 @@ impl DriverShared {
                 final_payload: BTreeMap::new(),
                 closing: Vec::new(),
                 inboxes: BTreeMap::new(),
+                datagram_feeds: BTreeMap::new(),
+                fed_sessions: BTreeSet::new(),
                 qlog: None,
                 hibernation: HibernationState::default(),
                 streams: StreamQueues::default(),

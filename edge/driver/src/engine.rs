@@ -20,6 +20,7 @@ use d2tp_session::{
 use d2tp_udp::{LinkSocket, RecvBatch};
 
 use crate::clock;
+use crate::datagram_source::fill_datagrams;
 use crate::driver_core::{DriverCore, DriverShared, FlowEntry, MOVE_CONTEXT, SOURCE_FAILED};
 use crate::hibernation;
 use crate::relay_dispatch;
@@ -50,6 +51,7 @@ pub(crate) fn start(core: Endpoint, accepts: bool) -> Arc<DriverShared> {
         timer: Box::pin(tokio::time::sleep(Duration::ZERO)),
         armed: Time::ZERO,
         sent: false,
+        has_datagrams: false,
     });
     shared
 }
@@ -62,6 +64,8 @@ struct DriverEngine {
     armed: Time,
     /// Whether something was sent in this turn.
     sent: bool,
+    /// Whether sources of datagrams may have more than the sessions took in this turn.
+    has_datagrams: bool,
 }
 
 impl DriverEngine {
@@ -208,6 +212,7 @@ impl DriverEngine {
         let now = clock::now();
         let mut inner = self.shared.inner.lock();
         let inner = &mut *inner;
+        self.has_datagrams = fill_datagrams(inner);
         let stuck: Vec<(Transmit, Vec<u8>)> = inner
             .sockets
             .values_mut()
@@ -328,6 +333,7 @@ impl DriverEngine {
                     if let Some(mut inbox) = inner.inboxes.remove(&session) {
                         inbox.wake();
                     }
+                    inner.forget_datagram_source(session);
                     inner.ended.push(session, end.clone());
                     let all = (session, FlowId(0))..=(session, FlowId(u64::MAX));
                     for (_, entry) in inner.flows.range_mut(all) {
@@ -454,6 +460,8 @@ impl Future for DriverEngine {
         this.draw();
         this.sent = false;
         let more = this.transmit(cx);
+        // What left made room, and what stayed waits for a packet of the peer.
+        let refills = this.has_datagrams && this.sent;
         this.dispatch();
         let mut moved = received || this.sent;
         let (next, stopped, draws) = {
@@ -506,7 +514,7 @@ impl Future for DriverEngine {
         if stopped {
             return Poll::Ready(());
         }
-        if received || more || draws || this.shared.woken.load(Ordering::Acquire) {
+        if received || more || draws || refills || this.shared.woken.load(Ordering::Acquire) {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }

@@ -19,6 +19,7 @@ mod address;
 mod attach;
 mod clock;
 mod datagram_inbox;
+mod datagram_source;
 mod datagrams;
 mod device;
 mod device_nodes;
@@ -94,6 +95,7 @@ pub use d2tp_stream::{
 pub use d2tp_udp::SOCKET_BUFFER_BYTES;
 pub use d2tp_wire::VERSION as PROTOCOL_VERSION;
 pub use datagram_inbox::{DATAGRAMS_UNREAD_MAX, Datagram};
+pub use datagram_source::{DatagramSource, SourcedDatagram};
 pub use datagrams::{Connection, ContextInbox, DatagramError};
 pub use device::{
     Device, DeviceOptions, LinkAnswers, LinkStatus, LinkUse, StreamFailure, StreamStatus,

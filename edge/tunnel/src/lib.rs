@@ -1,7 +1,7 @@
 //! Carries IP packets between the kernel and a session, at both ends of a tunnel.
 //!
 //! ```text
-//!  kernel ── TUN ──▶ TunDevice ─▶ InnerPacket (whose is it?) ─▶ split ─▶ DATAGRAM frames
+//!  kernel ── TUN ──▶ TunDevice ─▶ InnerPacket (whose is it?) ─▶ PacketSource ─▶ split ─▶ DATAGRAM frames
 //!  kernel ◀─ TUN ─── TunDevice ◀─ InnerPacket (may it pass?) ◀─ PieceJoiner ◀─ DATAGRAM frames
 //!
 //!  routes, rules, NAT ◀── `ip`, `nft` ◀── system_command.rs
@@ -11,10 +11,13 @@
 //! Which addresses a device has, what may pass and where it goes is decided by the crate's callers:
 //! D2Prox (`--tunnel-net`) and `cedos vpn`.
 
+mod congestion_mark;
 mod icmp_error;
 mod inner_packet;
 mod original_destination;
 mod packet_pieces;
+mod packet_queue;
+mod packet_source;
 mod system_command;
 mod tun_device;
 
@@ -24,6 +27,8 @@ pub use inner_packet::{
 };
 pub use original_destination::original_destination;
 pub use packet_pieces::{PacketTooLong, PieceJoiner, split};
+pub use packet_queue::{PacketQueue, PacketQueueCounts};
+pub use packet_source::PacketSource;
 pub use system_command::{SystemCommandError, ip_batch, nft, run_command};
 pub use tun_device::{TunBatch, TunDevice, TunError, TunWriter};
 

@@ -7,16 +7,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cedos_agent::proxy::{ConnectRefusal, PacketTunnel, ProxySession};
-use d2tp_driver::Connection;
+use d2tp_driver::{Connection, MemoryCharge};
 use d2tp_tunnel::{
-    InnerPacket, PACKET_CONTEXT, PieceJoiner, TunBatch, TunDevice, TunWriter, inner_mtu, split,
+    InnerPacket, PACKET_CONTEXT, PacketSource, PieceJoiner, TunBatch, TunDevice, TunWriter, inner_mtu,
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::sleep;
-
-/// How long a packet waits for a path.
-const PACKET_EXPIRY: Duration = Duration::from_millis(500); // a guess: a call cannot use older ones
 
 /// How soon a tunnel that ended is opened again.
 const OPEN_AGAIN: Duration = Duration::from_secs(1); // a guess
@@ -31,7 +28,7 @@ pub struct PacketCounts {
     pub sent: u64,
     /// Packets that came from the proxy.
     pub received: u64,
-    /// Packets dropped because there was no tunnel, or their destination is not this machine.
+    /// Packets dropped because there was no tunnel, or no room in it, or their destination is not this machine.
     pub dropped: u64,
 }
 
@@ -48,6 +45,8 @@ pub struct PacketCarrier {
     tun: Arc<TunDevice>,
     addresses: Vec<IpAddr>,
     connection: watch::Sender<Option<Connection>>,
+    /// Packets that wait for room in the session.
+    source: Arc<PacketSource>,
     /// Why there is no tunnel now.
     reason: watch::Sender<Option<String>>,
     mtu: watch::Sender<u16>,
@@ -67,6 +66,7 @@ impl PacketCarrier {
             tun,
             addresses,
             connection: watch::Sender::default(),
+            source: Arc::new(PacketSource::new(MemoryCharge::default())),
             reason: watch::Sender::default(),
             mtu: watch::Sender::new(mtu),
             counters: PacketCounters::default(),
@@ -89,10 +89,12 @@ impl PacketCarrier {
     /// Packets so far.
     pub fn counts(&self) -> PacketCounts {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (queue, too_long) = self.source.counts();
+        let unsent = queue.dropped() + too_long;
         PacketCounts {
-            sent: load(&self.counters.sent),
+            sent: load(&self.counters.sent).saturating_sub(unsent),
             received: load(&self.counters.received),
-            dropped: load(&self.counters.dropped),
+            dropped: load(&self.counters.dropped) + unsent,
         }
     }
 
@@ -141,6 +143,7 @@ impl PacketCarrier {
 
     /// Hands packets of a tunnel to the kernel until it ends.
     async fn receive_packets(&self, mut tunnel: PacketTunnel) {
+        tunnel.connection.set_datagram_source(self.source.clone());
         self.connection
             .send_replace(Some(tunnel.connection.clone()));
         let connection = tunnel.connection.clone();
@@ -193,37 +196,20 @@ impl PacketCarrier {
     /// Hands packets of the kernel to the session.
     async fn send_packets(&self) {
         let mut batch = TunBatch::default();
-        let mut number: u16 = 0;
         loop {
             if let Err(error) = self.tun.recv(&mut batch).await {
                 return tracing::error!(%error, "the network device is gone");
             }
-            let connection = self.connection.borrow().clone();
-            let datagram_max = connection.as_ref().and_then(Connection::datagram_max);
-            let total = batch.packets().count() as u64;
-            let mut datagrams = Vec::with_capacity(batch.packets().count());
-            let mut left_out = 0;
-            for packet in batch.packets() {
-                number = number.wrapping_add(1);
-                match split(
-                    Bytes::copy_from_slice(packet),
-                    datagram_max.unwrap_or(0),
-                    number,
-                ) {
-                    Ok((first, second)) => {
-                        datagrams.extend([Some(first), second].into_iter().flatten())
-                    }
-                    Err(_) => left_out += 1,
+            let count = batch.packets().count() as u64;
+            // A session that is over ends the tunnel, elsewhere.
+            let counter = match &*self.connection.borrow() {
+                Some(connection) => {
+                    self.source.push(connection, batch.packets());
+                    &self.counters.sent
                 }
-            }
-            if let Some(connection) = connection {
-                // A session that is over ends the tunnel, elsewhere.
-                let _ = connection.send_datagrams(PACKET_CONTEXT, datagrams, PACKET_EXPIRY);
-            }
-            self.counters
-                .sent
-                .fetch_add(total - left_out, Ordering::Relaxed);
-            self.counters.dropped.fetch_add(left_out, Ordering::Relaxed);
+                None => &self.counters.dropped,
+            };
+            counter.fetch_add(count, Ordering::Relaxed);
         }
     }
 }

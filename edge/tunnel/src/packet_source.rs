@@ -1,0 +1,122 @@
+//! Packets for a session, which takes them as it has room.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use d2tp_driver::{Connection, DatagramSource, MemoryCharge, SourcedDatagram};
+use parking_lot::Mutex;
+
+use crate::PACKET_CONTEXT;
+use crate::packet_pieces::split;
+use crate::packet_queue::{PacketQueue, PacketQueueCounts};
+
+/// The most that packets of one session occupy while they wait: 60 ms of 200 Mb/s.
+const QUEUE_BYTES_MAX: usize = 1536 * 1024; // a guess: several bursts of 64 KiB that a kernel hands over at once
+
+/// How long a packet that a session has taken waits for a path.
+const PACKET_EXPIRY: Duration = Duration::from_millis(500); // a guess: a call cannot use older ones
+
+/// Packets that wait for room in a session, in the order of [`PacketQueue`].
+#[derive(Debug)]
+pub struct PacketSource {
+    state: Mutex<SourceState>,
+    too_long: AtomicU64,
+}
+
+#[derive(Debug)]
+struct SourceState {
+    queue: PacketQueue,
+    /// The second piece of a packet that was split.
+    second: Option<Bytes>,
+    /// The number of the next packet that is split.
+    number: u16,
+    /// The memory of the packets.
+    charge: MemoryCharge,
+}
+
+impl PacketSource {
+    /// A source whose packets are charged to `charge`.
+    pub fn new(charge: MemoryCharge) -> PacketSource {
+        PacketSource {
+            state: Mutex::new(SourceState {
+                queue: PacketQueue::new(QUEUE_BYTES_MAX),
+                second: None,
+                number: 0,
+                charge,
+            }),
+            too_long: AtomicU64::new(0),
+        }
+    }
+
+    /// Adds packets, and lets `connection`, whose source this is, send them.
+    pub fn push<'a>(&self, connection: &Connection, packets: impl IntoIterator<Item = &'a [u8]>) {
+        let mut state = self.state.lock();
+        let was_empty = state.is_empty();
+        let now = Instant::now();
+        for packet in packets {
+            state.queue.push(now, packet);
+        }
+        while !state.is_charged() && state.queue.drop_from_longest(now) {}
+        let has_more = was_empty && !state.is_empty();
+        drop(state);
+        if has_more {
+            connection.datagrams_ready();
+        }
+    }
+
+    /// Drops everything that waits.
+    pub fn clear(&self) {
+        let mut state = self.state.lock();
+        state.queue.clear();
+        state.second = None;
+        state.is_charged();
+    }
+
+    /// What happened to packets so far, and how many did not fit the session's paths.
+    pub fn counts(&self) -> (PacketQueueCounts, u64) {
+        let counts = self.state.lock().queue.counts();
+        (counts, self.too_long.load(Ordering::Relaxed))
+    }
+}
+
+impl SourceState {
+    fn is_empty(&self) -> bool {
+        self.queue.is_empty() && self.second.is_none()
+    }
+
+    /// Charges what the packets occupy now. False if there is no room for it.
+    fn is_charged(&mut self) -> bool {
+        self.charge.try_resize(self.queue.bytes() as u64)
+    }
+}
+
+impl DatagramSource for PacketSource {
+    fn next(&self, max: usize) -> Option<SourcedDatagram> {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        let datagram = |bytes| SourcedDatagram {
+            context: PACKET_CONTEXT,
+            bytes,
+            expiry: PACKET_EXPIRY,
+        };
+        if let Some(second) = state.second.take_if(|second| second.len() <= max) {
+            return Some(datagram(second));
+        }
+        // Its first piece was for a path that is gone.
+        state.second = None;
+        loop {
+            let packet = state.queue.pop(Instant::now());
+            state.is_charged();
+            let packet = packet?;
+            state.number = state.number.wrapping_add(1);
+            match split(packet.freeze(), max, state.number) {
+                Ok((first, second)) => {
+                    state.second = second;
+                    return Some(datagram(first));
+                }
+                Err(_) => drop(self.too_long.fetch_add(1, Ordering::Relaxed)),
+            }
+        }
+    }
+}
