@@ -1,11 +1,16 @@
 //! Unreliable datagrams between a device and a server, over links that the test provides.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use crate::support::{active, at, device, flow, server, wifi};
 use bytes::Bytes;
 use cedos_lab_rig::wait::{until, within};
-use d2tp_driver::{DATAGRAMS_MAX, DatagramError, PathSelection, ProvidedLink, ProvidedLinks};
+use d2tp_driver::{
+    DATAGRAMS_MAX, DatagramError, DatagramSource, PathSelection, ProvidedLink, ProvidedLinks,
+    SourcedDatagram,
+};
 use d2tp_links::CostClass;
 
 const LONG: Duration = Duration::from_secs(600);
@@ -68,6 +73,59 @@ async fn without_a_network_the_newest_wait_and_what_expires_never_leaves() {
     let stats = here.datagram_stats().unwrap().0;
     assert_eq!(stats.sent, DATAGRAMS_MAX as u64 - 1);
     assert_eq!(stats.displaced, 4);
+}
+
+/// Numbers, as datagrams, up to `end`.
+#[derive(Default)]
+struct Numbers {
+    next: AtomicU32,
+    end: AtomicU32,
+}
+
+impl DatagramSource for Numbers {
+    fn next(&self, max: usize) -> Option<SourcedDatagram> {
+        assert!(max >= 1_000, "{max}");
+        let number = self.next.load(Ordering::Relaxed);
+        (number < self.end.load(Ordering::Relaxed)).then(|| {
+            self.next.store(number + 1, Ordering::Relaxed);
+            SourcedDatagram {
+                context: 5,
+                bytes: number.to_be_bytes().to_vec().into(),
+                expiry: LONG,
+            }
+        })
+    }
+}
+
+#[tokio::test]
+async fn a_source_keeps_what_a_session_has_no_room_for_and_all_of_it_leaves_in_order() {
+    const ALL: u32 = 200; // more than a session holds, and fewer than an unread inbox
+    let (server, links) = (server(), ProvidedLinks::new());
+    let device = device(&server, &links, links.clone()).await;
+    links.add(wifi(2));
+    let (_near, far) = flow(&device, &server).await;
+    let (here, there) = (device.connection(), far.connection());
+    links.remove("wifi");
+    until("no path is left", || device.paths().is_empty()).await;
+    let numbers = Arc::new(Numbers::default());
+    here.set_datagram_source(numbers.clone());
+    numbers.end.store(ALL, Ordering::Relaxed);
+    here.datagrams_ready();
+    until("some are taken", || numbers.next.load(Ordering::Relaxed) > 0).await;
+    let taken = numbers.next.load(Ordering::Relaxed);
+    assert!(taken < DATAGRAMS_MAX as u32, "{taken} without a path");
+    links.add(wifi(3));
+    for number in 0..ALL {
+        let got = within(there.recv_datagram()).await.unwrap();
+        assert_eq!((got.context, &got.bytes[..]), (5, &number.to_be_bytes()[..]));
+    }
+    let stats = here.datagram_stats().unwrap().0;
+    assert_eq!((stats.sent, stats.displaced), (u64::from(ALL), 0));
+    // What comes later is sent when the source says so.
+    numbers.end.store(ALL + 1, Ordering::Relaxed);
+    here.datagrams_ready();
+    let got = within(there.recv_datagram()).await.unwrap();
+    assert_eq!(&got.bytes[..], &ALL.to_be_bytes()[..]);
 }
 
 #[tokio::test]
