@@ -43,6 +43,7 @@ mod quiet;
 mod receiver_info;
 mod table;
 mod throughput;
+mod tunnel;
 
 use std::process::ExitCode;
 
@@ -65,6 +66,8 @@ enum Verb {
     Throughput(throughput::ThroughputOptions),
     /// Handshakes and wakes a second, both ends on this machine
     Handshake(handshake::HandshakeOptions),
+    /// TCP of iperf3 through `cedos vpn`, beside WireGuard: Gb/s and CPU-seconds per GB
+    Tunnel(tunnel::TunnelOptions),
     /// Memory of a million sleeping flows, how fast they wake, and what a crash costs
     Idle(idle::IdleOptions),
     /// Memory of a proxy, and goodput of its other clients, while a client is hostile
@@ -125,6 +128,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().verb {
         Verb::Throughput(options) => throughput::run(&options),
         Verb::Handshake(options) => handshake::run(&options),
+        Verb::Tunnel(options) => tunnel::run(&options),
         Verb::Idle(options) => idle::run(&options),
         Verb::Hostile(options) => hostile::run(&options),
         Verb::Quiet(options) => quiet::run(&options),

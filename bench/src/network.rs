@@ -238,7 +238,8 @@ fn mask(core: usize) -> String {
     format!("{:x}", 1u64 << core)
 }
 
-fn new_namespace() -> Result<File> {
+/// Makes a network namespace.
+pub fn new_namespace() -> Result<File> {
     in_thread(|| {
         unshare(CloneFlags::CLONE_NEWNET)
             .context("no network namespace may be made here: run as root")?;
@@ -246,7 +247,11 @@ fn new_namespace() -> Result<File> {
     })
 }
 
-fn in_namespace<T: Send>(namespace: &File, run: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+/// Runs a function in a namespace, in a thread of its own.
+pub fn in_namespace<T: Send>(
+    namespace: &File,
+    run: impl FnOnce() -> Result<T> + Send,
+) -> Result<T> {
     in_thread(|| {
         setns(namespace.as_fd(), CloneFlags::CLONE_NEWNET)?;
         run()
@@ -269,7 +274,8 @@ fn netlink(run: impl AsyncFnOnce(rtnetlink::Handle) -> Result<()>) -> Result<()>
     })
 }
 
-fn start_in(namespace: &File, mut command: Command) -> Result<Child> {
+/// Starts a program in a namespace; it ends with this process.
+pub fn start_in(namespace: &File, mut command: Command) -> Result<Child> {
     let at = namespace.as_raw_fd();
     // SAFETY: between fork and exec only plain system calls are made; the descriptor stays open in
     // the parent until the child has been spawned.

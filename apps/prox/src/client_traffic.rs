@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker, ready};
 
 use d2tp_driver::HostKey;
@@ -176,12 +176,18 @@ pub(crate) struct FlowTraffic {
     /// Its places at the client's buckets: down and up.
     waiters: [Arc<BucketWaiter>; 2],
     bytes: [AtomicU64; 2],
+    is_left_to_packets: AtomicBool,
     timers: Handle,
     /// Whether the flow waits for its server, or for the client's rate, which is no fault of a link either.
     pub(crate) supply: SupplyMeter,
 }
 
 impl FlowTraffic {
+    /// Leaves counting and limits to who uses the flow: its bytes are packets, each of which is admitted by itself.
+    pub(crate) fn leave_to_packets(&self) {
+        self.is_left_to_packets.store(true, Ordering::Relaxed);
+    }
+
     /// Records what the flow is for.
     pub(crate) fn set_kind(&self, kind: TrafficKind) {
         self.kind.store(kind as u8, Ordering::Relaxed);
@@ -195,6 +201,9 @@ impl FlowTraffic {
     /// How many bytes the flow may move now in this direction. [`FlowTraffic::moved`] follows. Flows that move bytes at
     /// the same moment may together pass the end of the month's bytes.
     pub(crate) fn poll(&self, cx: &mut Context<'_>, direction: TrafficDirection) -> Poll<usize> {
+        if self.is_left_to_packets.load(Ordering::Relaxed) {
+            return Poll::Ready(usize::MAX);
+        }
         // What a refusal says is no more than a few bytes.
         let left = match self.kind() {
             TrafficKind::Other => usize::MAX,
@@ -211,6 +220,9 @@ impl FlowTraffic {
 
     /// Counts bytes that the flow moved: also none, after [`FlowTraffic::poll`].
     pub(crate) fn moved(&self, direction: TrafficDirection, bytes: usize) {
+        if self.is_left_to_packets.load(Ordering::Relaxed) {
+            return;
+        }
         self.client.bucket(direction).take(bytes);
         if bytes == 0 {
             return;
@@ -354,6 +366,7 @@ impl TrafficTable {
             kind: AtomicU8::new(TrafficKind::Other as u8),
             waiters: Default::default(),
             bytes: Default::default(),
+            is_left_to_packets: AtomicBool::new(false),
             timers: Handle::current(),
             supply: SupplyMeter::default(),
         })

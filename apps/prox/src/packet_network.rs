@@ -57,7 +57,7 @@ pub(crate) struct PacketAttachment {
     /// Cancelled when a newer tunnel of the same client has taken its place.
     pub(crate) replaced: CancellationToken,
     /// Packets that wait for room in the session.
-    source: Arc<PacketSource>,
+    pub(crate) source: Arc<PacketSource>,
     /// How many packets the source had dropped when that was last counted.
     dropped: AtomicU64,
 }

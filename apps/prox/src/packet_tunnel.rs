@@ -4,16 +4,17 @@
 //!  CONNECT-IP *   200, Tunnel-Address, Tunnel-Gateway … packets, as long as the flow is open
 //! ```
 //!
-//! After the method of RFC 9484, whose capsules and templates are not used: a client has the same addresses for good, and
-//! may reach what its flows may reach.
+//! After the method of RFC 9484, whose templates and addresses in capsules are not used: a client has the same addresses
+//! for good, and may reach what its flows may reach. Where only metered links are up, packets are capsules in the flow.
 
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use d2tp_driver::{ContextInbox, FlowIo};
-use d2tp_tunnel::{PACKET_CONTEXT, PieceJoiner, TunWriter};
+use d2tp_driver::{ContextInbox, FlowIo, ResetCause};
+use d2tp_tunnel::{CapsuleReader, PACKET_CONTEXT, PieceJoiner, TunWriter};
 use tokio::io::AsyncWriteExt;
 use tokio::time::{Instant, sleep};
 
@@ -75,12 +76,14 @@ pub(crate) async fn serve<F: FlowIo>(
     record.served = ServedFrom::Relay;
     let head = head(&attachment.addresses, &network.nets());
     let written = flow.write_all(head.as_bytes()).await;
+    record.traffic.leave_to_packets();
+    let ended = |text: &str| ProxFlowOutcome::Broken(text.to_owned());
     let outcome = match written {
         Err(error) => ProxFlowOutcome::Broken(error.to_string()),
         Ok(()) => tokio::select! {
-            gone = watch.gone(flow, prox) => gone.outcome(),
-            () = carry(&inbox, prox, &network, &attachment) => ProxFlowOutcome::Broken("the tunnel ended".to_owned()),
-            () = attachment.replaced.cancelled() => ProxFlowOutcome::Broken("a newer tunnel of this client replaced it".to_owned()),
+            outcome = carry(flow, &inbox, prox, &network, &attachment) => outcome,
+            () = attachment.replaced.cancelled() => ended("a newer tunnel of this client replaced it"),
+            () = prox.stop.cancelled() => ProxFlowOutcome::Reset(ResetCause::Stopping),
         },
     };
     network.detach(&attachment);
@@ -125,40 +128,78 @@ fn head(own: &InnerAddressPair, nets: &InnerNets) -> String {
     )
 }
 
-/// Hands the client's packets to the kernel until the session is over.
-async fn carry(
+/// Carries packets both ways until the session or the flow is over.
+async fn carry<F: FlowIo>(
+    flow: &mut F,
     inbox: &ContextInbox,
     prox: &Prox,
     network: &PacketNetwork,
     attachment: &PacketAttachment,
-) {
-    let (mut joiner, mut writer) = (PieceJoiner::default(), TunWriter::default());
-    let (mut datagrams, mut packets) = (Vec::new(), Vec::<Bytes>::new());
-    while inbox.recv_all(&mut datagrams).await {
-        let Some(tun) = network.tun() else {
-            return;
-        };
-        let upstream = prox.upstream();
-        for packet in datagrams
-            .drain(..)
-            .filter_map(|datagram| joiner.join(datagram))
-        {
-            let checked = check_packet_from_client(
-                &packet,
-                &attachment.addresses,
-                &network.nets(),
-                &upstream.filter,
-            );
-            let is_admitted = || network.admits(attachment, TrafficDirection::Up, packet.len());
-            match checked {
-                Ok(()) if is_admitted() => packets.push(packet),
-                Ok(()) => network.on_drop(PacketDropReason::OverLimit),
-                Err(reason) => network.on_drop(reason),
+) -> ProxFlowOutcome {
+    let (mut reading, mut writing) = tokio::io::split(flow);
+    let broken = |error: io::Error| ProxFlowOutcome::Broken(error.to_string());
+    let datagrams = async {
+        let (mut joiner, mut writer) = (PieceJoiner::default(), TunWriter::default());
+        let mut datagrams = Vec::new();
+        while inbox.recv_all(&mut datagrams).await {
+            let packets = datagrams
+                .drain(..)
+                .filter_map(|datagram| joiner.join(datagram));
+            if !accept(packets, &mut writer, prox, network, attachment) {
+                break;
             }
         }
-        if tun.send(&mut writer, &packets).is_err() {
-            return;
+        ProxFlowOutcome::Broken("the session, or the network device, ended".to_owned())
+    };
+    let capsules = async {
+        let (mut reader, mut writer) = (CapsuleReader::default(), TunWriter::default());
+        loop {
+            match reader.next(&mut reading).await {
+                Ok(Some(packet)) if accept([packet], &mut writer, prox, network, attachment) => {}
+                Ok(_) => return ProxFlowOutcome::Broken("the tunnel ended".to_owned()),
+                Err(error) => return broken(error),
+            }
         }
-        packets.clear();
+    };
+    let to_flow = attachment
+        .source
+        .write_capsules(&attachment.connection, &mut writing);
+    tokio::select! {
+        outcome = datagrams => outcome,
+        outcome = capsules => outcome,
+        written = to_flow => match written {
+            Ok(()) => ProxFlowOutcome::Broken("the tunnel ended".to_owned()),
+            Err(error) => broken(error),
+        },
     }
+}
+
+/// Hands packets of the client to the kernel. False if there is no device any more.
+fn accept(
+    packets: impl IntoIterator<Item = Bytes>,
+    writer: &mut TunWriter,
+    prox: &Prox,
+    network: &PacketNetwork,
+    attachment: &PacketAttachment,
+) -> bool {
+    let Some(tun) = network.tun() else {
+        return false;
+    };
+    let upstream = prox.upstream();
+    let mut accepted = Vec::new();
+    for packet in packets {
+        let checked = check_packet_from_client(
+            &packet,
+            &attachment.addresses,
+            &network.nets(),
+            &upstream.filter,
+        );
+        let is_admitted = || network.admits(attachment, TrafficDirection::Up, packet.len());
+        match checked {
+            Ok(()) if is_admitted() => accepted.push(packet),
+            Ok(()) => network.on_drop(PacketDropReason::OverLimit),
+            Err(reason) => network.on_drop(reason),
+        }
+    }
+    tun.send(writer, &accepted).is_ok()
 }

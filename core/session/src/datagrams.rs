@@ -108,6 +108,11 @@ impl Session {
         least.unwrap_or(ROOM_SURE) - HEAD_MAX
     }
 
+    /// Whether a path could take datagrams now: one that is available, answers, and needs no grants.
+    pub fn carries_datagrams(&self) -> bool {
+        self.paths.iter().any(|p| p.takes_payload() && !p.gated)
+    }
+
     /// How many datagrams wait to be sent.
     pub fn datagrams_waiting(&self) -> usize {
         self.datagrams.len()

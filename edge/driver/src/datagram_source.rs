@@ -53,6 +53,11 @@ pub(crate) struct DatagramFeed {
 impl DatagramFeed {
     /// Hands datagrams to the session. Returns whether the source may have more.
     fn fill(&mut self, now: Time, session: &mut Session) -> bool {
+        if !session.carries_datagrams() {
+            // A turn follows when a path does.
+            self.had_more = false;
+            return true;
+        }
         let waiting = session.datagrams_waiting();
         if self.had_more {
             self.waiting_max = match waiting {
@@ -77,7 +82,8 @@ impl DatagramFeed {
 }
 
 impl Connection {
-    /// Sends the datagrams of a source from now on, in place of an earlier one's, as the session has room.
+    /// Sends the datagrams of a source from now on, in place of an earlier one's, as the session has room. While no path
+    /// could take datagrams, they stay with the source.
     pub fn set_datagram_source(&self, source: Arc<dyn DatagramSource>) {
         let mut inner = self.shared.inner.lock();
         if inner.core.session(self.session).is_some() {
@@ -92,6 +98,14 @@ impl Connection {
         self.datagrams_ready();
     }
 
+    /// Whether a path could take datagrams now. Metered links do not, where every byte needs a grant and grants are for
+    /// flows.
+    pub fn carries_datagrams(&self) -> bool {
+        let inner = self.shared.inner.lock();
+        let session = inner.core.session(self.session);
+        session.is_some_and(Session::carries_datagrams)
+    }
+
     /// Tells the session that its source has datagrams again.
     pub fn datagrams_ready(&self) {
         let mut inner = self.shared.inner.lock();
@@ -101,22 +115,26 @@ impl Connection {
     }
 }
 
-/// Hands datagrams of sources to their sessions. Returns whether a source may have more.
+/// Hands datagrams of sources to their sessions. Returns whether one would have got more if it had room.
 pub(crate) fn fill_datagrams(inner: &mut DriverCore) -> bool {
     if inner.fed_sessions.is_empty() {
         return false;
     }
     let now = clock::now();
     let fed: Vec<SessionId> = inner.fed_sessions.iter().copied().collect();
+    let mut wants_room = false;
     for id in fed {
         let feed = inner.datagram_feeds.get_mut(&id);
-        let has_more =
-            feed.is_some_and(|feed| inner.core.with(id, |s| feed.fill(now, s)) == Ok(true));
-        if !has_more {
+        let may_have_more = feed.is_some_and(|feed| {
+            let filled = inner.core.with(id, |s| feed.fill(now, s));
+            wants_room |= feed.had_more;
+            filled == Ok(true)
+        });
+        if !may_have_more {
             inner.fed_sessions.remove(&id);
         }
     }
-    !inner.fed_sessions.is_empty()
+    wants_room
 }
 
 impl DriverCore {

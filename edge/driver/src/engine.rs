@@ -64,7 +64,7 @@ struct DriverEngine {
     armed: Time,
     /// Whether something was sent in this turn.
     sent: bool,
-    /// Whether sources of datagrams may have more than the sessions took in this turn.
+    /// Whether a source of datagrams had more in this turn than its session had room for.
     has_datagrams: bool,
 }
 

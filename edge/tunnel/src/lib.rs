@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  kernel ── TUN ──▶ TunDevice ─▶ InnerPacket (whose is it?) ─▶ PacketSource ─▶ split ─▶ DATAGRAM frames
+//!                                                             └─▶ capsules ─▶ a flow, on metered links
 //!  kernel ◀─ TUN ─── TunDevice ◀─ InnerPacket (may it pass?) ◀─ PieceJoiner ◀─ DATAGRAM frames
 //!
 //!  routes, rules, NAT ◀── `ip`, `nft` ◀── system_command.rs
@@ -11,6 +12,7 @@
 //! Which addresses a device has, what may pass and where it goes is decided by the crate's callers:
 //! D2Prox (`--tunnel-net`) and `cedos vpn`.
 
+mod capsules;
 mod congestion_mark;
 mod icmp_error;
 mod inner_packet;
@@ -21,6 +23,7 @@ mod packet_source;
 mod system_command;
 mod tun_device;
 
+pub use capsules::{CapsuleReader, packet_capsule};
 pub use icmp_error::packet_too_big;
 pub use inner_packet::{
     InnerPacket, InnerPacketError, PROTOCOL_ICMP, PROTOCOL_ICMPV6, PROTOCOL_TCP, PROTOCOL_UDP,

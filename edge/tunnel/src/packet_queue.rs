@@ -337,9 +337,7 @@ mod tests {
         }
         assert_eq!(port_of(&queue.pop(now).unwrap()), 1);
         queue.push(now, &udp(2, 0, 200, 0));
-        let next: Vec<u16> = (0..3)
-            .map(|_| port_of(&queue.pop(now).unwrap()))
-            .collect();
+        let next: Vec<u16> = (0..3).map(|_| port_of(&queue.pop(now).unwrap())).collect();
         assert!(next.contains(&2), "{next:?}");
         let rest = std::iter::from_fn(|| queue.pop(now)).count();
         assert_eq!((rest, queue.bytes()), (97, 0));
@@ -413,7 +411,10 @@ mod tests {
 
     #[test]
     fn a_full_queue_drops_the_oldest_of_the_longest_flow() {
-        let (mut queue, now) = (PacketQueue::new(20 * (1_400 + PACKET_OVERHEAD_BYTES)), Instant::now());
+        let (mut queue, now) = (
+            PacketQueue::new(20 * (1_400 + PACKET_OVERHEAD_BYTES)),
+            Instant::now(),
+        );
         queue.push(now, &udp(2, 7, 1_400, 0));
         for number in 0..25 {
             queue.push(now, &udp(1, number, 1_400, 0));

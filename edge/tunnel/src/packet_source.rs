@@ -1,13 +1,18 @@
 //! Packets for a session, which takes them as it has room.
 
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use d2tp_driver::{Connection, DatagramSource, MemoryCharge, SourcedDatagram};
 use parking_lot::Mutex;
+use tokio::io::{AsyncWrite, AsyncWriteExt as _};
+use tokio::sync::Notify;
+use tokio::time::sleep;
 
 use crate::PACKET_CONTEXT;
+use crate::capsules::packet_capsule;
 use crate::packet_pieces::split;
 use crate::packet_queue::{PacketQueue, PacketQueueCounts};
 
@@ -17,10 +22,15 @@ const QUEUE_BYTES_MAX: usize = 1536 * 1024; // a guess: several bursts of 64 KiB
 /// How long a packet that a session has taken waits for a path.
 const PACKET_EXPIRY: Duration = Duration::from_millis(500); // a guess: a call cannot use older ones
 
+/// How often it is asked whether packets that wait may leave as datagrams.
+const LOOK_EVERY: Duration = Duration::from_millis(20); // a guess: some packets of a call
+
 /// Packets that wait for room in a session, in the order of [`PacketQueue`].
 #[derive(Debug)]
 pub struct PacketSource {
     state: Mutex<SourceState>,
+    /// Notified when packets were added.
+    added: Notify,
     too_long: AtomicU64,
 }
 
@@ -45,6 +55,7 @@ impl PacketSource {
                 number: 0,
                 charge,
             }),
+            added: Notify::new(),
             too_long: AtomicU64::new(0),
         }
     }
@@ -62,6 +73,36 @@ impl PacketSource {
         drop(state);
         if has_more {
             connection.datagrams_ready();
+            self.added.notify_one();
+        }
+    }
+
+    /// Writes packets to the tunnel's own flow while no path of `connection` takes datagrams: on metered links, and there
+    /// as far as the flow is granted. Ends when the flow does.
+    ///
+    /// # Errors
+    /// The flow's.
+    pub async fn write_capsules(
+        &self,
+        connection: &Connection,
+        flow: &mut (impl AsyncWrite + Unpin),
+    ) -> io::Result<()> {
+        loop {
+            self.added.notified().await;
+            loop {
+                if connection.carries_datagrams() {
+                    if self.state.lock().is_empty() {
+                        break;
+                    }
+                    sleep(LOOK_EVERY).await;
+                    continue;
+                }
+                let Some(packet) = self.state.lock().pop() else {
+                    break;
+                };
+                flow.write_all(&packet_capsule(&packet)).await?;
+                flow.flush().await?;
+            }
         }
     }
 
@@ -85,6 +126,15 @@ impl SourceState {
         self.queue.is_empty() && self.second.is_none()
     }
 
+    /// The next whole packet.
+    fn pop(&mut self) -> Option<BytesMut> {
+        // Its first piece went another way, or nowhere.
+        self.second = None;
+        let packet = self.queue.pop(Instant::now());
+        self.is_charged();
+        packet
+    }
+
     /// Charges what the packets occupy now. False if there is no room for it.
     fn is_charged(&mut self) -> bool {
         self.charge.try_resize(self.queue.bytes() as u64)
@@ -103,12 +153,8 @@ impl DatagramSource for PacketSource {
         if let Some(second) = state.second.take_if(|second| second.len() <= max) {
             return Some(datagram(second));
         }
-        // Its first piece was for a path that is gone.
-        state.second = None;
         loop {
-            let packet = state.queue.pop(Instant::now());
-            state.is_charged();
-            let packet = packet?;
+            let packet = state.pop()?;
             state.number = state.number.wrapping_add(1);
             match split(packet.freeze(), max, state.number) {
                 Ok((first, second)) => {

@@ -198,7 +198,7 @@ async fn serve(
     proxies: Vec<IpAddr>,
     state: &VpnState,
 ) -> anyhow::Result<()> {
-    let tunnel = first_tunnel(session).await?;
+    let tunnel = first_tunnel(session, options).await?;
     let tun = Arc::new(TunDevice::create(DEVICE, INNER_MTU_MIN)?);
     let flows = match args.tcp {
         TcpMode::Flows => Some(TcpFlows::listen(session, options).await?),
@@ -218,6 +218,7 @@ async fn serve(
     let _rules = VpnRules::set(&routes)?;
     let carrier = PacketCarrier::new(
         session.clone(),
+        options,
         tun,
         routes.addresses.clone(),
         INNER_MTU_MIN,
@@ -252,9 +253,12 @@ async fn serve(
 }
 
 /// The first tunnel, for which a proxy that is silent is waited for.
-async fn first_tunnel(session: &Arc<ProxySession>) -> anyhow::Result<PacketTunnel> {
+async fn first_tunnel(
+    session: &Arc<ProxySession>,
+    options: ConnOptions,
+) -> anyhow::Result<PacketTunnel> {
     loop {
-        match session.open_packet_tunnel(PACKET_CONTEXT).await {
+        match session.open_packet_tunnel(PACKET_CONTEXT, options).await {
             Ok(tunnel) => return Ok(tunnel),
             Err(refusal) if refusal.cause == RefusalCause::NoProxy => {
                 print_stderr(&format!(

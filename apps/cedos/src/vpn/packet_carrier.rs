@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use cedos_agent::proxy::{ConnectRefusal, PacketTunnel, ProxySession};
+use cedos_agent::proxy::{ConnOptions, ConnectRefusal, PacketTunnel, ProxySession};
 use d2tp_driver::{Connection, MemoryCharge};
 use d2tp_tunnel::{
-    InnerPacket, PACKET_CONTEXT, PacketSource, PieceJoiner, TunBatch, TunDevice, TunWriter, inner_mtu,
+    InnerPacket, PACKET_CONTEXT, PacketSource, PieceJoiner, TunBatch, TunDevice, TunWriter,
+    inner_mtu,
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -42,6 +43,8 @@ struct PacketCounters {
 /// See the module.
 pub struct PacketCarrier {
     session: Arc<ProxySession>,
+    /// When packets may use metered networks.
+    options: ConnOptions,
     tun: Arc<TunDevice>,
     addresses: Vec<IpAddr>,
     connection: watch::Sender<Option<Connection>>,
@@ -57,12 +60,14 @@ impl PacketCarrier {
     /// Carries packets of a device whose addresses are those of the first tunnel.
     pub fn new(
         session: Arc<ProxySession>,
+        options: ConnOptions,
         tun: Arc<TunDevice>,
         addresses: Vec<IpAddr>,
         mtu: u16,
     ) -> Arc<PacketCarrier> {
         Arc::new(PacketCarrier {
             session,
+            options,
             tun,
             addresses,
             connection: watch::Sender::default(),
@@ -112,7 +117,11 @@ impl PacketCarrier {
         loop {
             let opened = match next.take() {
                 Some(tunnel) => Ok(tunnel),
-                None => self.session.open_packet_tunnel(PACKET_CONTEXT).await,
+                None => {
+                    self.session
+                        .open_packet_tunnel(PACKET_CONTEXT, self.options)
+                        .await
+                }
             };
             match opened {
                 Ok(tunnel) if tunnel.addresses == self.addresses => {
@@ -147,6 +156,20 @@ impl PacketCarrier {
         self.connection
             .send_replace(Some(tunnel.connection.clone()));
         let connection = tunnel.connection.clone();
+        let mut flow = tunnel.take_flow();
+        let writing = async {
+            match &mut flow {
+                Some(flow) => drop(self.source.write_capsules(&connection, flow).await),
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = self.receive_from(&mut tunnel, &connection) => {}
+            () = writing => {}
+        }
+    }
+
+    async fn receive_from(&self, tunnel: &mut PacketTunnel, connection: &Connection) {
         let (mut joiner, mut writer) = (PieceJoiner::default(), TunWriter::default());
         let (mut datagrams, mut packets) = (Vec::new(), Vec::<Bytes>::new());
         loop {
@@ -155,7 +178,7 @@ impl PacketCarrier {
                 received = tunnel.recv_all(&mut datagrams) => received,
                 () = sleep(MTU_CHECK_EVERY) => true,
             };
-            self.follow_mtu(&connection);
+            self.follow_mtu(connection);
             if !received {
                 return;
             }

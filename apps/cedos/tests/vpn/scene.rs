@@ -120,6 +120,11 @@ impl Scene {
 
     /// Brings the VPN up, with more arguments.
     pub async fn up(&self, more: &[&str]) -> Vpn {
+        self.up_over("w*=free", more).await
+    }
+
+    /// Brings the VPN up where networks cost what `--link` says, with more arguments.
+    pub async fn up_over(&self, link: &str, more: &[&str]) -> Vpn {
         let state = self.state_dir();
         let words = [
             "vpn",
@@ -127,7 +132,7 @@ impl Scene {
             "--prox",
             &self.address,
             "--link",
-            "w*=free",
+            link,
             "--state-dir",
         ];
         let words = [&words[..], &[state.to_str().expect("text")], more].concat();

@@ -132,6 +132,24 @@ async fn change_of_network(mode: &str, outage: Duration) {
 }
 
 #[test]
+fn where_only_a_metered_network_is_up_names_and_datagrams_use_it() {
+    in_namespace_with(TUNNEL, this_test!(), || async {
+        let scene = Scene::start().await;
+        let vpn = scene.up_over("w*=metered", &["--tcp", "packets"]).await;
+        let socket = udp("198.18.0.2:7");
+        for size in [1, 500, 1_200] {
+            let sent = vec![7; size];
+            assert_eq!(ask(&socket, &sent).0, sent);
+        }
+        let (answer, _) = ask(&udp(&format!("{OUTSIDE}:53")), b"what?");
+        assert!(answer.starts_with(NAME_ANSWER), "{answer:?}");
+        let mut stream = connect();
+        echo(&mut stream, b"hello");
+        end(&scene, vpn).await;
+    });
+}
+
+#[test]
 fn flows_and_datagrams_survive_a_change_of_network() {
     in_namespace_with(TUNNEL, this_test!(), || {
         change_of_network("flows", Duration::from_secs(3))

@@ -1,12 +1,13 @@
-//! CONNECT-IP: IP packets beside a flow, in datagrams of the session.
+//! CONNECT-IP: IP packets beside a flow, in datagrams of the session, or in the flow itself.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use d2tp_driver::{Connection, ContextInbox, Flow, FlowSettings};
+use d2tp_tunnel::CapsuleReader;
 use http::HeaderMap;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncWriteExt as _, ReadHalf, WriteHalf};
 
 use super::ProxySession;
 use super::session_flows::lock;
@@ -19,7 +20,11 @@ const REQUEST: &[u8] = b"CONNECT-IP * HTTP/1.1\r\nHost: d2prox\r\n\r\n";
 
 /// A tunnel for IP packets that D2Prox opened. It lasts until its flow ends, or it is dropped.
 pub struct PacketTunnel {
-    io: Box<dyn ByteStream>,
+    /// Packets from the proxy in the flow itself.
+    reading: ReadHalf<Box<dyn ByteStream>>,
+    capsules: CapsuleReader,
+    /// The flow, for packets to the proxy; none once it was taken.
+    writing: Option<WriteHalf<Box<dyn ByteStream>>>,
     number: u64,
     line: Arc<ProxySession>,
     /// The inner addresses of this device: the same for good.
@@ -33,17 +38,23 @@ pub struct PacketTunnel {
 }
 
 impl PacketTunnel {
-    /// Waits for packets of the proxy, and appends them to `datagrams`. False when the tunnel has ended.
+    /// The flow, for packets that may not go as datagrams ([`d2tp_tunnel::PacketSource::write_capsules`]). `None` the second time.
+    pub fn take_flow(&mut self) -> Option<WriteHalf<Box<dyn ByteStream>>> {
+        self.writing.take()
+    }
+
+    /// Waits for packets of the proxy, and appends them to `datagrams`, where they may be halves. False when the tunnel
+    /// has ended.
     pub async fn recv_all(&mut self, datagrams: &mut Vec<Bytes>) -> bool {
-        let mut rest = [0; 64];
-        loop {
-            tokio::select! {
-                received = self.inbox.recv_all(datagrams) => return received,
-                // The proxy says nothing here.
-                read = self.io.read(&mut rest) => if !matches!(read, Ok(1..)) {
-                    return false;
-                },
-            }
+        tokio::select! {
+            received = self.inbox.recv_all(datagrams) => received,
+            packet = self.capsules.next(&mut self.reading) => match packet {
+                Ok(Some(packet)) => {
+                    datagrams.push(packet);
+                    true
+                }
+                Ok(None) | Err(_) => false,
+            },
         }
     }
 }
@@ -56,13 +67,15 @@ impl Drop for PacketTunnel {
 }
 
 impl ProxySession {
-    /// Opens a tunnel for IP packets, in datagrams of this context.
+    /// Opens a tunnel for IP packets: in datagrams of this context, and where only metered links are up in its flow, with
+    /// this policy.
     ///
     /// # Errors
     /// Why there is none.
     pub async fn open_packet_tunnel(
         self: &Arc<ProxySession>,
         context: u64,
+        options: ConnOptions,
     ) -> Result<PacketTunnel, ConnectRefusal> {
         self.session().await?;
         let unavailable = |text: &str| ConnectRefusal::new(RefusalCause::NoProxy, text.to_owned());
@@ -72,10 +85,10 @@ impl ProxySession {
         };
         let mut begun = None;
         let io = self.proxy.open_parallel_with(settings, |device, flow| {
-            let (number, ..) = self.enter(flow.clone(), ConnOptions::default());
+            let (number, ..) = self.enter(flow.clone(), options);
             begun = Some((number, flow.clone(), device.connection()));
         });
-        let io = io.map_err(|error| unavailable(&error.to_string()))?;
+        let mut io = io.map_err(|error| unavailable(&error.to_string()))?;
         let (number, flow, connection) = begun.expect("steered when it was opened");
         self.stirred.notify_one();
         // Before the answer, after which packets may come.
@@ -84,8 +97,12 @@ impl ProxySession {
             lock(&self.flows).all.remove(&number);
             return Err(unavailable("this session has a tunnel already"));
         };
+        let fields = self.request_packet_tunnel(&mut io, &flow).await;
+        let (reading, writing) = tokio::io::split(io);
         let mut opened = PacketTunnel {
-            io,
+            reading,
+            capsules: CapsuleReader::default(),
+            writing: Some(writing),
             number,
             line: self.clone(),
             addresses: Vec::new(),
@@ -93,7 +110,7 @@ impl ProxySession {
             connection,
             inbox,
         };
-        let fields = self.request_packet_tunnel(&mut opened.io, &flow).await?;
+        let fields = fields?;
         opened.addresses = addresses(&fields, "tunnel-address");
         opened.gateways = addresses(&fields, "tunnel-gateway");
         match opened.addresses.iter().any(IpAddr::is_ipv4) {
