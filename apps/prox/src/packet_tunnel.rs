@@ -154,10 +154,14 @@ async fn carry<F: FlowIo>(
     let capsules = async {
         let (mut reader, mut writer) = (CapsuleReader::default(), TunWriter::default());
         loop {
-            match reader.next(&mut reading).await {
-                Ok(Some(packet)) if accept([packet], &mut writer, prox, network, attachment) => {}
-                Ok(_) => return ProxFlowOutcome::Broken("the tunnel ended".to_owned()),
+            let packet = match reader.next(&mut reading).await {
+                Ok(packet) => packet,
                 Err(error) => return broken(error),
+            };
+            let accepted = packet
+                .is_some_and(|packet| accept([packet], &mut writer, prox, network, attachment));
+            if !accepted {
+                return ProxFlowOutcome::Broken("the tunnel ended".to_owned());
             }
         }
     };
