@@ -12,7 +12,7 @@ use crate::network::{in_namespace, new_namespace, start_in};
 pub const HOST_ADDRESS: &str = "10.77.1.1";
 /// The address of the server.
 pub const SERVER_ADDRESS: &str = "10.77.2.2";
-/// The server's network.
+/// The network in which the server is the only host.
 pub const SERVER_NETWORK: &str = "10.77.2.0/24";
 /// The interface of the device.
 pub const DEVICE_LINK: &str = "dev0";

@@ -17,11 +17,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use d2tp_session::{
-    DatagramStats, PathSelection, PathStats, PublicKey, SessionEnd, SessionId, Span,
+    DatagramStats, PathSelection, PathStats, PublicKey, Session, SessionEnd, SessionId, Span,
 };
 
 use crate::clock;
 use crate::datagram_inbox::Datagram;
+use crate::datagram_source::{DatagramFeed, DatagramSource};
 use crate::driver_core::DriverShared;
 
 /// Why a datagram was not sent.
@@ -128,8 +129,8 @@ impl Drop for ContextInbox {
 /// ```
 #[derive(Clone)]
 pub struct Connection {
-    pub(crate) shared: Arc<DriverShared>,
-    pub(crate) session: SessionId,
+    shared: Arc<DriverShared>,
+    session: SessionId,
     peer: PublicKey,
 }
 
@@ -234,6 +235,34 @@ impl Connection {
             too_big
         });
         sent.ok_or_else(|| DatagramError::SessionEnded(self.end()))
+    }
+
+    /// Sends the datagrams of a source from now on, in place of an earlier one's, as the session has room. While no path
+    /// could take datagrams, they stay with the source.
+    pub fn set_datagram_source(&self, source: Arc<dyn DatagramSource>) {
+        let mut inner = self.shared.inner.lock();
+        if inner.core.session(self.session).is_some() {
+            let feed = DatagramFeed::new(source);
+            inner.datagram_feeds.insert(self.session, feed);
+        }
+        drop(inner);
+        self.datagrams_ready();
+    }
+
+    /// Whether a path could take datagrams now. Metered links do not, where every byte needs a grant and grants are for
+    /// flows.
+    pub fn carries_datagrams(&self) -> bool {
+        let inner = self.shared.inner.lock();
+        let session = inner.core.session(self.session);
+        session.is_some_and(Session::carries_datagrams)
+    }
+
+    /// Tells the session that its source has datagrams again.
+    pub fn datagrams_ready(&self) {
+        let mut inner = self.shared.inner.lock();
+        inner.fed_sessions.insert(self.session);
+        drop(inner);
+        self.shared.wake();
     }
 
     /// Receives the next datagram of the peer; `None` when the session is over.

@@ -202,6 +202,34 @@ impl DriverCore {
         })
     }
 
+    /// Hands datagrams of sources to their sessions. Returns whether one would have got more if it had room.
+    pub(crate) fn fill_datagrams(&mut self) -> bool {
+        if self.fed_sessions.is_empty() {
+            return false;
+        }
+        let now = clock::now();
+        let fed: Vec<SessionId> = self.fed_sessions.iter().copied().collect();
+        let mut wants_room = false;
+        for id in fed {
+            let (core, feed) = (&mut self.core, self.datagram_feeds.get_mut(&id));
+            let may_have_more = feed.is_some_and(|feed| {
+                let filled = core.with(id, |s| feed.fill(now, s));
+                wants_room |= feed.had_more;
+                filled == Ok(true)
+            });
+            if !may_have_more {
+                self.fed_sessions.remove(&id);
+            }
+        }
+        wants_room
+    }
+
+    /// Forgets the source of a session that is over or asleep.
+    pub(crate) fn forget_datagram_source(&mut self, id: SessionId) {
+        self.datagram_feeds.remove(&id);
+        self.fed_sessions.remove(&id);
+    }
+
     /// Removes the state of a session that hibernated.
     pub(crate) fn on_hibernated(&mut self, id: SessionId) {
         if let Some(mut inbox) = self.inboxes.remove(&id) {

@@ -20,7 +20,6 @@ use d2tp_session::{
 use d2tp_udp::{LinkSocket, RecvBatch};
 
 use crate::clock;
-use crate::datagram_source::fill_datagrams;
 use crate::driver_core::{DriverCore, DriverShared, FlowEntry, MOVE_CONTEXT, SOURCE_FAILED};
 use crate::hibernation;
 use crate::relay_dispatch;
@@ -212,7 +211,7 @@ impl DriverEngine {
         let now = clock::now();
         let mut inner = self.shared.inner.lock();
         let inner = &mut *inner;
-        self.has_datagrams = fill_datagrams(inner);
+        self.has_datagrams = inner.fill_datagrams();
         let stuck: Vec<(Transmit, Vec<u8>)> = inner
             .sockets
             .values_mut()
