@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use d2tp_driver::{ContextInbox, FlowIo, ResetCause};
-use d2tp_tunnel::{CapsuleReader, PACKET_CONTEXT, PieceJoiner, TunWriter};
+use d2tp_tunnel::{CapsuleReader, INNER_MTU_MAX, PACKET_CONTEXT, PieceJoiner, TunWriter};
 use tokio::io::AsyncWriteExt;
 use tokio::time::{Instant, sleep};
 
@@ -192,6 +192,10 @@ fn accept(
     let upstream = prox.upstream();
     let mut accepted = Vec::new();
     for packet in packets {
+        if packet.len() > usize::from(INNER_MTU_MAX) {
+            network.on_drop(PacketDropReason::TooBig);
+            continue;
+        }
         let checked = check_packet_from_client(
             &packet,
             &attachment.addresses,
