@@ -31,7 +31,7 @@
 //!  state       cached_fetch · prox                         what all flows share:
 //!              shared_cache · retained_copies · hibernated_copies · upload_table · copy_fetcher
 //!              pinned_copy · spooled_body · quota_ledger · copy_store · copy_bucket · upload_delivery · stored_upload · client_store
-//!              access_log · packet_network · tunnel_dns · tunnel_rules
+//!              access_log · packet_network · tunnel_dns · tunnel_rules · tunnel_helper
 //!  origins     origin · origin_pool · dial · egress · tls · bucket_http
 //!  facts       request · request_head · answer · flow_report · flow_memo · range · refusal · config
 //!              stream_flow · address_key · key_text · invitation · private_file
@@ -106,6 +106,7 @@ mod tls;
 mod token_bucket;
 mod tunnel;
 mod tunnel_dns;
+mod tunnel_helper;
 mod tunnel_rules;
 mod upload;
 mod upload_delivery;
@@ -146,3 +147,4 @@ pub use takeover::{
 };
 pub use tls::ProxTlsError;
 pub use tunnel::TUNNEL_BUFFER_BYTES;
+pub use tunnel_helper::{TunnelHelper, serve_tunnel_helper};

@@ -30,6 +30,7 @@ use crate::inner_addresses::{InnerAddressPair, InnerAddresses, InnerNets};
 use crate::packet_filter::{PacketDropReason, check_packet_to_client};
 use crate::refusal::ProxRefusal;
 use crate::tunnel_dns::serve_names;
+use crate::tunnel_helper::TunnelHelper;
 use crate::tunnel_rules::{DEVICE, TunnelRules};
 
 /// How often it is tried to have a device that another process is about to release.
@@ -47,6 +48,8 @@ pub enum PacketNetworkError {
     Tun(#[from] TunError),
     #[error("--tunnel-net: {0}")]
     Rules(#[from] SystemCommandError),
+    #[error("--tunnel-net: {0}")]
+    Helper(String),
 }
 
 /// A client whose packets are carried now.
@@ -68,6 +71,8 @@ pub(crate) struct PacketNetwork {
     counters: Arc<ProxCounters>,
     traffic: Arc<TrafficTable>,
     attached: RwLock<HashMap<IpAddr, Arc<PacketAttachment>>>,
+    /// Who changes the system's network, where this process may not.
+    helper: Option<TunnelHelper>,
     /// The device; none before another process has released it.
     device: Mutex<Option<OpenDevice>>,
     /// The task that waits for the device.
@@ -77,7 +82,8 @@ pub(crate) struct PacketNetwork {
 /// The device with what belongs to it: the rules end before the device is free for another process.
 struct OpenDevice {
     tasks: Vec<AbortOnDropHandle<()>>,
-    rules: TunnelRules,
+    /// The rules, unless the helper has set them.
+    rules: Option<TunnelRules>,
     tun: Arc<TunDevice>,
 }
 
@@ -92,6 +98,7 @@ impl PacketNetwork {
         directory: Option<&Path>,
         counters: Arc<ProxCounters>,
         traffic: Arc<TrafficTable>,
+        helper: Option<TunnelHelper>,
     ) -> Result<Arc<PacketNetwork>, PacketNetworkError> {
         let nets = InnerNets::of(nets).map_err(PacketNetworkError::Nets)?;
         let addresses = InnerAddresses::open(nets, directory);
@@ -100,6 +107,7 @@ impl PacketNetwork {
             counters,
             traffic,
             attached: RwLock::default(),
+            helper,
             device: Mutex::default(),
             opening: Mutex::default(),
         });
@@ -115,9 +123,16 @@ impl PacketNetwork {
     }
 
     fn open(self: &Arc<Self>) -> Result<(), PacketNetworkError> {
-        let tun = Arc::new(TunDevice::create(DEVICE, INNER_MTU_MAX)?);
         let nets = self.addresses.nets();
-        let rules = TunnelRules::set(&nets)?;
+        let (tun, rules) = match &self.helper {
+            Some(helper) if helper.open()? => (TunDevice::attach(DEVICE)?, None),
+            Some(_) => return Err(TunError::InUse(DEVICE.to_owned()).into()),
+            None => {
+                let tun = TunDevice::create(DEVICE, INNER_MTU_MAX)?;
+                (tun, Some(TunnelRules::set(&nets)?))
+            }
+        };
+        let tun = Arc::new(tun);
         let reading = tokio::spawn(deliver(Arc::downgrade(self), tun.clone()));
         let mut tasks = vec![AbortOnDropHandle::new(reading)];
         for at in nets.gateway().all() {
@@ -160,6 +175,9 @@ impl PacketNetwork {
         };
         drop((tasks, rules));
         drop(tun);
+        if let Some(helper) = &self.helper {
+            helper.close();
+        }
     }
 
     /// The inner networks.

@@ -27,23 +27,30 @@ use crate::packet_filter::{PacketDropReason, check_packet_from_client};
 use crate::packet_network::{PacketAttachment, PacketNetwork, PacketNetworkError};
 use crate::prox::Prox;
 use crate::refusal::ProxRefusal;
+use crate::tunnel_helper::TunnelHelper;
 
 /// How long an earlier tunnel in the same session may take to end.
 const REPLACED_WITHIN: Duration = Duration::from_secs(1); // a guess: it is woken at once
 
 impl Prox {
     /// Makes the network for packet tunnels, if the settings name inner networks. `directory`: where the addresses of
-    /// clients are kept. Must be called on a runtime.
+    /// clients are kept. `helper`: who changes the system's network, where this process may not. Must be called on a
+    /// runtime.
     ///
     /// # Errors
     /// The networks make no sense, or the process may not change the system's network.
-    pub fn open_packet_network(&self, directory: Option<&Path>) -> Result<(), PacketNetworkError> {
+    pub fn open_packet_network(
+        &self,
+        directory: Option<&Path>,
+        helper: Option<TunnelHelper>,
+    ) -> Result<(), PacketNetworkError> {
         let config = self.config();
         if config.tunnel_nets.is_empty() {
             return Ok(());
         }
         let (counters, traffic) = (self.counters.clone(), self.traffic.clone());
-        let network = PacketNetwork::start(&config.tunnel_nets, directory, counters, traffic)?;
+        let network =
+            PacketNetwork::start(&config.tunnel_nets, directory, counters, traffic, helper)?;
         let _ = self.packet_network.set(network);
         Ok(())
     }

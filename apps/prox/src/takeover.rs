@@ -198,6 +198,13 @@ impl Standby {
         Ok(Standby(command))
     }
 
+    /// Gives the program a variable when it begins anew.
+    #[must_use]
+    pub fn with_variable(mut self, (name, value): (&str, String)) -> Standby {
+        self.0.env(name, value);
+        self
+    }
+
     /// Begins this program anew. Returns only if that fails; the new process serves when this one ends.
     pub fn begin(mut self) -> io::Error {
         self.0.exec()

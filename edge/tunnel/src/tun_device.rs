@@ -92,6 +92,19 @@ impl TunDevice {
     /// # Errors
     /// The process may not, another one has the device, or the kernel has no TUN.
     pub fn create(name: &str, mtu: u16) -> Result<TunDevice, TunError> {
+        TunDevice::build(name, DeviceBuilder::new().mtu(mtu))
+    }
+
+    /// Attaches to a device that exists and belongs to this process's user, as it is. That needs no right. Must be called
+    /// on a tokio runtime.
+    ///
+    /// # Errors
+    /// The device is another user's, or another process has it.
+    pub fn attach(name: &str) -> Result<TunDevice, TunError> {
+        TunDevice::build(name, DeviceBuilder::new().inherit_enable_state())
+    }
+
+    fn build(name: &str, builder: DeviceBuilder) -> Result<TunDevice, TunError> {
         let failed = |cause: io::Error| {
             let name = name.to_owned();
             match cause.raw_os_error() {
@@ -100,10 +113,9 @@ impl TunDevice {
                 _ => TunError::Failed { name, cause },
             }
         };
-        let device = DeviceBuilder::new()
+        let device = builder
             .name(name)
             .layer(Layer::L3)
-            .mtu(mtu)
             .with(|options| {
                 options.offload(true).packet_information(false);
             })

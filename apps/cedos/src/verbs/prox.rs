@@ -20,8 +20,8 @@ use cedos_agent::metrics_listener::MetricsListener;
 use cedos_agent::settings::SettingsError;
 use cedos_prox::{
     ACME_DIRECTORY_DEFAULT, AccessDetail, AcmeOptions, ControlError, ControlServer, METRICS_TYPE,
-    Prox, ProxConfig, ProxyTakeover, StandbyOutcome, TakeoverOffer, TcpFlowListener, accept_until,
-    await_replacement, finish_within_grace, is_standby, keep_certificate, parse_key,
+    Prox, ProxConfig, ProxyTakeover, StandbyOutcome, TakeoverOffer, TcpFlowListener, TunnelHelper,
+    accept_until, await_replacement, finish_within_grace, is_standby, keep_certificate, parse_key,
 };
 use cedos_sandbox::SandboxReport;
 use clap::{Args, ValueEnum};
@@ -47,6 +47,7 @@ use super::key;
 use super::log_levels::log_levels;
 use super::prox_config::ProxConfigFile;
 use super::prox_control::{self, ProxVerb};
+use super::prox_sandbox::ProxSandbox;
 use super::prox_sockets::{PassedSockets, workers_of};
 use super::qlog::QlogArgs;
 use super::transport::TransportArgs;
@@ -462,7 +463,7 @@ impl ProxArgs {
 ///
 /// # Errors
 /// When the configuration cannot be run.
-pub async fn run(mut args: ProxArgs, sandbox: Option<SandboxReport>) -> anyhow::Result<ExitCode> {
+pub async fn run(mut args: ProxArgs, sandbox: Option<ProxSandbox>) -> anyhow::Result<ExitCode> {
     if let Some(verb) = args.verb {
         return prox_control::run(verb).await;
     }
@@ -473,13 +474,15 @@ pub async fn run(mut args: ProxArgs, sandbox: Option<SandboxReport>) -> anyhow::
         StandbyOutcome::NotStandby => None,
     };
     args.start_log();
-    match sandbox {
-        Some(sandbox) => log_sandbox(&sandbox),
-        None if !args.no_sandbox && !args.config()?.tunnel_nets.is_empty() => {
-            tracing::warn!("no sandbox: a proxy with --tunnel-net starts ip and nft");
+    let tunnel_helper = match sandbox {
+        Some(sandbox) => {
+            log_sandbox(&sandbox.report);
+            sandbox.tunnel_helper
         }
-        None => {}
-    }
+        // It has the helper that it had before it began anew.
+        None if resumed.is_some() => TunnelHelper::adopt(),
+        None => None,
+    };
     args.settle_state_dir()?;
     let args = Arc::new(args);
     let config = args.config()?;
@@ -574,7 +577,7 @@ pub async fn run(mut args: ProxArgs, sandbox: Option<SandboxReport>) -> anyhow::
         (_, None) => None,
     };
     let prox = Prox::start(prepared, journal.clone())?;
-    prox.open_packet_network(args.state_dir.as_deref())?;
+    prox.open_packet_network(args.state_dir.as_deref(), tunnel_helper.clone())?;
     let _kept_copies = prox.keep_copies_at_exit();
     if args.config.is_some() {
         let args = args.clone();
@@ -778,6 +781,10 @@ pub async fn run(mut args: ProxArgs, sandbox: Option<SandboxReport>) -> anyhow::
         if let Some(log) = log {
             log.finish();
         }
+        let standby = match &tunnel_helper {
+            Some(helper) => standby.with_variable(helper.environment()),
+            None => standby,
+        };
         return Err(standby.begin()).context("cannot hold the sockets for the new process");
     }
     if !finish_within_grace(&flows, &prox).await {

@@ -36,6 +36,24 @@ pub enum ProxVerb {
     Status(StatusArgs),
     Reload(ReloadArgs),
     Drain(DrainArgs),
+    /// Changes the system's network for a proxy in its sandbox
+    #[command(hide = true, name = TUNNEL_HELPER_VERB)]
+    TunnelHelper(TunnelHelperArgs),
+}
+
+/// The verb by which a proxy starts its helper for inner networks.
+pub const TUNNEL_HELPER_VERB: &str = "tunnel-helper";
+
+/// Options of the hidden verb.
+#[derive(Debug, Args)]
+pub struct TunnelHelperArgs {
+    /// The user who may attach to the device
+    #[arg(long)]
+    owner: u32,
+
+    /// Inner networks
+    #[arg(value_delimiter = ',', required = true)]
+    nets: Vec<ipnet::IpNet>,
 }
 
 /// Invite a device: print the line that it joins with, and a QR code of it on a terminal
@@ -319,6 +337,9 @@ pub async fn run(verb: ProxVerb) -> anyhow::Result<ExitCode> {
         ProxVerb::Status(args) => status(args).await?,
         ProxVerb::Reload(args) => reload(args).await?,
         ProxVerb::Drain(args) => drain(args).await?,
+        ProxVerb::TunnelHelper(args) => {
+            cedos_prox::serve_tunnel_helper(&args.nets, args.owner).await?;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -6,6 +6,8 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use anyhow::Context as _;
+use cedos_prox::TunnelHelper;
 use cedos_sandbox::{
     CapabilitySet, FileAccess, ProcessSandbox, ProgramStarts, SandboxReport, program_loader,
     set_confinement,
@@ -13,16 +15,25 @@ use cedos_sandbox::{
 use nix::unistd::geteuid;
 
 use super::prox::{ProxArgs, create_private_dir};
+use super::prox_control::TUNNEL_HELPER_VERB;
 use super::system_files::allow_system_files;
 
 /// The first port for which no capability is needed.
 const FREE_PORT_MIN: u16 = 1024; // net.ipv4.ip_unprivileged_port_start, unless it is changed
 
-/// Enters the sandbox that the options allow. Returns what holds of it; nothing without one, as with inner networks.
+/// A sandbox that was entered.
+pub struct ProxSandbox {
+    /// What holds of it.
+    pub report: SandboxReport,
+    /// Who changes the system's network in place of this process; none without inner networks.
+    pub tunnel_helper: Option<TunnelHelper>,
+}
+
+/// Enters the sandbox that the options allow. Nothing without one.
 ///
 /// # Errors
-/// The settings make no sense.
-pub fn enter(args: &mut ProxArgs) -> anyhow::Result<Option<SandboxReport>> {
+/// The settings make no sense, or the helper for inner networks cannot be started.
+pub fn enter(args: &mut ProxArgs) -> anyhow::Result<Option<ProxSandbox>> {
     if args.no_sandbox {
         set_confinement(false);
         return Ok(None);
@@ -31,11 +42,19 @@ pub fn enter(args: &mut ProxArgs) -> anyhow::Result<Option<SandboxReport>> {
         return Ok(None);
     }
     args.settle_state_dir()?;
-    if !args.config()?.tunnel_nets.is_empty() {
+    let nets = args.config()?.tunnel_nets;
+    let tunnel_helper = match nets.is_empty() {
+        true => None,
         // `ip` and `nft` change the system's network, now and at the end.
-        return Ok(None);
+        false => Some(
+            TunnelHelper::start(&["prox", TUNNEL_HELPER_VERB], &nets)
+                .context("cannot start the helper for --tunnel-net")?,
+        ),
+    };
+    let mut files = files_of(args)?;
+    if tunnel_helper.is_some() {
+        files.write("/dev/net/tun");
     }
-    let files = files_of(args)?;
     let capabilities = capabilities_of(args, &files);
     let sandbox = ProcessSandbox {
         files,
@@ -43,7 +62,10 @@ pub fn enter(args: &mut ProxArgs) -> anyhow::Result<Option<SandboxReport>> {
         starts: ProgramStarts::BecomesAnother,
         capabilities,
     };
-    Ok(Some(sandbox.enter()))
+    Ok(Some(ProxSandbox {
+        report: sandbox.enter(),
+        tunnel_helper,
+    }))
 }
 
 /// Files that the proxy reads and writes, now and after settings are reloaded.
@@ -100,7 +122,11 @@ fn capabilities_of(args: &ProxArgs, files: &FileAccess) -> CapabilitySet {
         args.metrics_listen,
     ];
     let is_low = |port: u16| (1..FREE_PORT_MIN).contains(&port);
-    if ports.into_iter().flatten().any(|at| is_low(at.port())) {
+    // The name server of inner networks has port 53.
+    let serves_names = args
+        .config()
+        .is_ok_and(|config| !config.tunnel_nets.is_empty());
+    if serves_names || ports.into_iter().flatten().any(|at| is_low(at.port())) {
         kept |= CapabilitySet::NET_BIND_SERVICE;
     }
     // What the system grants to everybody is less than the sockets' buffers.

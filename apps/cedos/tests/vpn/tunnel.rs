@@ -59,6 +59,8 @@ async fn all_kinds_of_traffic(mode: &str) {
     let before = system_network();
     assert_eq!(scene.vpn("status", &[]).await.0, 1);
     let vpn = scene.up(&["--tcp", mode]).await;
+    let proxy = std::fs::read_to_string(format!("/proc/{}/status", scene.proxy)).unwrap();
+    assert!(proxy.contains("NoNewPrivs:\t1"), "no sandbox: {proxy}");
     assert!(vpn.addresses.starts_with("10.83."), "{}", vpn.addresses);
     assert_eq!(ask(&udp("198.18.0.2:7"), b"hello").0, b"hello");
     let mut open = connect();
