@@ -15,7 +15,6 @@ mod tunnel_network;
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -25,9 +24,6 @@ use crate::median::{median, spread};
 use crate::network;
 use tunnel_kind::{OpenTunnel, TunnelKind};
 use tunnel_network::TunnelNetwork;
-
-/// How long after its end a run of iperf3 may take.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Options of the verb.
 #[derive(clap::Args)]
@@ -135,7 +131,7 @@ pub fn run(options: &TunnelOptions) -> Result<()> {
                 let runs: Vec<TunnelRun> = (0..options.rounds)
                     .map(|_| measure(&network, &opened, options, connections, direction))
                     .collect::<Result<_>>()
-                    .with_context(|| format!("{}", tunnel.name()))?;
+                    .with_context(|| tunnel.name())?;
                 let row = row(*tunnel, direction, connections, &runs);
                 if !options.json {
                     print_row(&row);

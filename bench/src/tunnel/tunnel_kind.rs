@@ -49,7 +49,7 @@ pub struct OpenTunnel<'a> {
     kind: TunnelKind,
     network: &'a TunnelNetwork,
     processes: Vec<Child>,
-    _directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl<'a> OpenTunnel<'a> {
@@ -66,7 +66,7 @@ impl<'a> OpenTunnel<'a> {
             kind,
             network,
             processes: Vec::new(),
-            _directory: tempfile::tempdir()?,
+            directory: tempfile::tempdir()?,
         };
         match kind {
             TunnelKind::None => {}
@@ -102,7 +102,7 @@ impl<'a> OpenTunnel<'a> {
     }
 
     fn open_cedos(&mut self, program: &Path, tcp: &str) -> Result<()> {
-        let directory = self._directory.path();
+        let directory = self.directory.path().to_owned();
         let mut command = Command::new(program);
         command
             .args(["prox", "--listen", &format!("{HOST_ADDRESS}:4433")])
@@ -145,7 +145,7 @@ impl<'a> OpenTunnel<'a> {
     /// Gives both ends' wg0 keys, addresses and routes. The host translates addresses, as D2Prox's does.
     fn set_up_wireguard(&self) -> Result<()> {
         let network = self.network;
-        let directory = self._directory.path().display();
+        let directory = self.directory.path().display();
         network.run_on_device(&format!(
             "umask 077; cd {directory}
              for end in device host; do wg genkey > $end.key; wg pubkey < $end.key > $end.pub; done"
