@@ -166,6 +166,13 @@ impl Scene {
     }
 }
 
+impl Drop for Scene {
+    fn drop(&mut self) {
+        // The thread that started it does not end with the test.
+        let _ = kill(self.proxy, Signal::SIGKILL);
+    }
+}
+
 /// A VPN that is up.
 pub struct Vpn {
     pub child: Child,
