@@ -84,14 +84,10 @@ pub fn tests(totals: &mut TestTotals, more: &[&str]) -> Result<StepOutcome> {
         return Ok(StepOutcome::Failed);
     };
     // All programs run even after one failed, so that the totals are complete.
-    let (units, others): (Vec<_>, Vec<_>) = programs.iter().partition(|program| program.is_unit);
-    let units = units.into_iter();
-    let units = test_programs::run_beside_each_other(units, of_tests, SILENCE, totals)?;
-    let others = others.into_iter();
-    let others = test_programs::run_one_by_one(others, of_tests, SILENCE, totals)?;
+    let programs = test_programs::run(programs.iter(), of_tests, SILENCE, totals)?;
     let examples = [&arguments[..], &["--no-fail-fast", "--doc", "--"], of_tests].concat();
     let examples = heard(&mut cargo(examples), totals)?;
-    Ok(if units && others && examples {
+    Ok(if programs && examples {
         StepOutcome::Held
     } else {
         StepOutcome::Failed

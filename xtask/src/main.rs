@@ -16,6 +16,7 @@ mod kills;
 mod model;
 mod msrv;
 mod nightly;
+mod processor_time;
 mod quick;
 mod repository;
 mod rules;
