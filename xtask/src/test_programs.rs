@@ -77,6 +77,9 @@ const WAITING_PER_CORE: usize = 2;
 /// The number of programs that run at once.
 const PROGRAMS_AT_ONCE: usize = 3;
 
+/// Arguments of a test program that add its time to the line of each test.
+pub const REPORT_TIME: [&str; 2] = ["-Zunstable-options", "--report-time"];
+
 fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
@@ -251,6 +254,10 @@ fn run_one(
     let said = std::env::temp_dir().join(format!("xtask-{}-{number}", std::process::id()));
     let file = File::create(&said).with_context(|| said.display().to_string())?;
     let mut command = Command::new(&program.path);
+    if arguments.contains(&REPORT_TIME[0]) {
+        // Stable test programs take these arguments as nightly ones do when this is set.
+        command.env("RUSTC_BOOTSTRAP", "1");
+    }
     let mut child = command
         .env("RUST_TEST_THREADS", program.threads().to_string())
         .args(arguments)
