@@ -66,6 +66,21 @@ pub fn run() -> Result<bool> {
     Ok(held && totals.failed == 0)
 }
 
+/// The number of tests that [`times`] lists.
+const LONGEST_TESTS: usize = 40;
+
+/// Runs the tests alone, and says which took longest; returns whether all succeeded.
+pub fn times() -> Result<bool> {
+    let mut totals = TestTotals::default();
+    let mut steps = Steps::default();
+    let report = [&["--"], &test_programs::REPORT_TIME[..]].concat();
+    steps.run("tests", || tests(&mut totals, &report));
+    let held = steps.summarise();
+    totals.print_longest(LONGEST_TESTS);
+    totals.print();
+    Ok(held && totals.failed == 0)
+}
+
 /// A test program without output for this long hangs. The slowest test takes about two minutes on a
 /// busy machine.
 pub const SILENCE: Duration = Duration::from_secs(360);
@@ -84,14 +99,19 @@ pub fn tests(totals: &mut TestTotals, more: &[&str]) -> Result<StepOutcome> {
         return Ok(StepOutcome::Failed);
     };
     // All programs run even after one failed, so that the totals are complete.
-    let (units, others): (Vec<_>, Vec<_>) = programs.iter().partition(|program| program.is_unit);
-    let units = units.into_iter();
-    let units = test_programs::run_beside_each_other(units, of_tests, SILENCE, totals)?;
-    let others = others.into_iter();
-    let others = test_programs::run_one_by_one(others, of_tests, SILENCE, totals)?;
-    let examples = [&arguments[..], &["--no-fail-fast", "--doc", "--"], of_tests].concat();
+    let programs = test_programs::run(programs.iter(), of_tests, SILENCE, totals)?;
+    let of_examples = of_tests
+        .iter()
+        .filter(|word| !test_programs::REPORT_TIME.contains(word));
+    let of_examples: Vec<&str> = of_examples.copied().collect();
+    let examples = [
+        &arguments[..],
+        &["--no-fail-fast", "--doc", "--"],
+        &of_examples,
+    ]
+    .concat();
     let examples = heard(&mut cargo(examples), totals)?;
-    Ok(if units && others && examples {
+    Ok(if programs && examples {
         StepOutcome::Held
     } else {
         StepOutcome::Failed

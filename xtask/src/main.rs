@@ -1,6 +1,7 @@
 //! Chores of the repository, as `cargo xtask VERB`.
 //!
 //! - `check`: everything that a change must pass. `.ci/run` calls exactly this.
+//! - `times`: the tests of `check`, and how long each took.
 //! - `quick`: format, rules, lints and unit tests of what changed; between two commits.
 //! - `nightly`: checks that take too long for every change, within a time.
 //! - `rules`: the repository's own rules, as far as a program can check them; part of `check`.
@@ -16,6 +17,7 @@ mod kills;
 mod model;
 mod msrv;
 mod nightly;
+mod processor_time;
 mod quick;
 mod repository;
 mod rules;
@@ -40,6 +42,9 @@ struct XtaskCli {
 enum XtaskVerb {
     /// Format, lints, tests, documentation, rules: everything that a change must pass
     Check,
+    /// The tests of `check` alone, and how long they took: of each program also how long a core was busy, and the
+    /// 40 longest tests
+    Times,
     /// What changed and what depends on it: format, rules, lints, unit tests, a few random scenarios
     Quick(quick::QuickOptions),
     /// Checks that take longer, within a time: random scenarios, kill points, fuzzing, Miri, mutants, sanitizers, …
@@ -61,6 +66,7 @@ enum XtaskVerb {
 fn main() -> ExitCode {
     let outcome = match XtaskCli::parse().verb {
         XtaskVerb::Check => check::run(),
+        XtaskVerb::Times => check::times(),
         XtaskVerb::Quick(options) => quick::run(&options),
         XtaskVerb::Nightly(options) => nightly::run(&options),
         XtaskVerb::Rules(options) => rules::run(&repository::root(), &options),

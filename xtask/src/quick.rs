@@ -105,8 +105,7 @@ fn unit_tests(packages: &Packages, affected: &BTreeSet<String>) -> Result<StepOu
         .iter()
         .filter(|program| folders.contains(&program.folder));
     let mut totals = TestTotals::default();
-    let held =
-        test_programs::run_beside_each_other(programs, &["--quiet"], check::SILENCE, &mut totals)?;
+    let held = test_programs::run(programs, &["--quiet"], check::SILENCE, &mut totals)?;
     totals.print();
     Ok(if held {
         StepOutcome::Held

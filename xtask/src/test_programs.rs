@@ -1,14 +1,14 @@
-//! Runs the test programs that cargo builds, as concurrently as their measurements allow.
+//! Runs the test programs that cargo builds, several at once.
 //!
 //! ```text
-//!  cargo test --no-run ▸ executables ▸ a queue, the largest first ▸ workers
+//!  cargo test --no-run ▸ executables ▸ a queue, the longest first ▸ PROGRAMS_AT_ONCE workers
 //! ```
 //!
-//! `cargo test` runs one program at a time, and a core is idle while the last test of each runs.
-//! Unit tests do not measure time, so their programs run concurrently. Programs that start
-//! processes and networks run one at a time; those that wait nearly all the time run many of their
-//! tests at once. The output of a program is shown if it failed. What failed is run once more,
-//! alone, to tell why: [`crate::second_attempt`].
+//! `cargo test` runs one program at a time, and the cores are idle while its last tests run. Most of the time goes
+//! to tests over links and of processes, which wait: for a link with a rate, for a timer, for another process. So
+//! more of them run at once than there are cores. The line of a program says how long it took, and how long a core
+//! was busy with it. The output of a program is shown if it failed. What failed is run once more, alone, to tell
+//! why: [`crate::second_attempt`].
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -23,6 +23,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::hung;
+use crate::processor_time;
 use crate::second_attempt::{self, SecondAttempt};
 use crate::step::cargo;
 use crate::totals::TestTotals;
@@ -35,16 +36,49 @@ pub struct TestProgram {
     path: PathBuf,
     /// The package's folder, where cargo would run it.
     pub folder: PathBuf,
-    /// Whether it has the unit tests of a library or a program.
-    pub is_unit: bool,
 }
 
-/// Programs whose tests wait for links with a rate and for other processes. `cedos get` took 22 s
-/// of a core in 225 s, with one test at a time for each of two cores.
-const WAITING: [&str; 4] = ["cedos get", "cedos agent", "cedos run", "cedos sockets"];
+/// Programs that take long, in the order in which they start. Those that compute are between those that wait.
+const LONGEST_FIRST: [&str; 16] = [
+    "cedos agent",
+    "cedos get",
+    "cli nats",
+    "cedos run",
+    "cedos measured",
+    "tests languages",
+    "cedos sockets",
+    "cli lab",
+    "session exchange",
+    "cli applications",
+    "cedos vpn",
+    "cli kill",
+    "emu world",
+    "sim runs",
+    "cedos setup",
+    "driver device",
+];
+
+/// Programs whose tests wait nearly all the time, each for some seconds.
+const WAITING: [&str; 9] = [
+    "cedos agent",
+    "cedos get",
+    "cedos run",
+    "cedos measured",
+    "cedos sockets",
+    "cedos setup",
+    "cedos vpn",
+    "cli applications",
+    "cli lab",
+];
 
 /// The number of tests of [`WAITING`] that run at once, for each core.
-const WAITING_PER_CORE: usize = 3;
+const WAITING_PER_CORE: usize = 2;
+
+/// The number of programs that run at once.
+const PROGRAMS_AT_ONCE: usize = 3;
+
+/// Arguments of a test program that add its time to the line of each test.
+pub const REPORT_TIME: [&str; 2] = ["-Zunstable-options", "--report-time"];
 
 fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
@@ -59,20 +93,25 @@ impl TestProgram {
         let path = message["executable"].as_str().filter(|_| is_test)?;
         let manifest = Path::new(message["manifest_path"].as_str()?);
         let folder = manifest.parent()?;
-        let kinds = target["kind"].as_array()?;
         let package = folder.file_name()?.to_string_lossy();
         Some(TestProgram {
             name: format!("{package} {}", target["name"].as_str()?),
             path: path.into(),
             folder: folder.to_owned(),
-            is_unit: !kinds.iter().any(|kind| kind == "test"),
         })
     }
 
-    /// The number of its tests that run at once, if it is not the number of cores.
-    fn threads(&self) -> Option<usize> {
+    /// The number of its tests that run at once.
+    fn threads(&self) -> usize {
         let waits = WAITING.contains(&self.name.as_str());
-        waits.then(|| WAITING_PER_CORE * cores())
+        cores() * if waits { WAITING_PER_CORE } else { 1 }
+    }
+
+    /// A key by which programs that take long come last. A large program is often a slow one.
+    fn duration_order(&self) -> (usize, u64) {
+        let listed = LONGEST_FIRST.iter().rev();
+        let behind = listed.zip(1..).find(|(name, _)| **name == self.name);
+        (behind.map_or(0, |(_, behind)| behind), self.bytes())
     }
 
     fn bytes(&self) -> u64 {
@@ -112,41 +151,21 @@ pub fn build(arguments: &[&str]) -> Result<Option<Vec<TestProgram>>> {
     Ok(child.wait()?.success().then_some(programs))
 }
 
-/// Runs programs concurrently, one for each core; returns whether all succeeded. A program without
-/// output for `patience` is killed.
-pub fn run_beside_each_other<'a>(
+/// Runs programs, some of them at once; returns whether all succeeded. A program without output for `patience` is
+/// killed.
+pub fn run<'a>(
     programs: impl Iterator<Item = &'a TestProgram>,
     arguments: &[&str],
     patience: Duration,
     totals: &mut TestTotals,
 ) -> Result<bool> {
-    run(programs.collect(), cores(), arguments, patience, totals)
-}
-
-/// Runs programs one at a time; returns whether all succeeded. A program without output for
-/// `patience` is killed.
-pub fn run_one_by_one<'a>(
-    programs: impl Iterator<Item = &'a TestProgram>,
-    arguments: &[&str],
-    patience: Duration,
-    totals: &mut TestTotals,
-) -> Result<bool> {
-    run(programs.collect(), 1, arguments, patience, totals)
-}
-
-fn run(
-    mut waiting: Vec<&TestProgram>,
-    workers: usize,
-    arguments: &[&str],
-    patience: Duration,
-    totals: &mut TestTotals,
-) -> Result<bool> {
-    // Taken from the end. A large program is often a slow one, which should not be the last.
-    waiting.sort_by_key(|program| program.bytes());
+    // Taken from the end.
+    let mut waiting: Vec<&TestProgram> = programs.collect();
+    waiting.sort_by_key(|program| program.duration_order());
     let waiting = Mutex::new(waiting);
     let (tell, told) = mpsc::channel();
     std::thread::scope(|scope| {
-        for _ in 0..workers {
+        for _ in 0..PROGRAMS_AT_ONCE {
             let (tell, waiting) = (tell.clone(), &waiting);
             scope.spawn(move || {
                 while let Some(program) = next(waiting) {
@@ -161,11 +180,10 @@ fn run(
         let mut failed = Vec::new();
         for (program, ran) in told {
             let ran = ran.with_context(|| format!("{} could not be run", program.name))?;
-            let took = ran.took.as_secs_f64();
             if ran.held {
-                println!("{} ({took:.1} s)", program.name);
+                println!("{} ({})", program.name, ran.times());
             } else {
-                println!("{}\nFAILED {} ({took:.1} s)", ran.output, program.name);
+                println!("{}\nFAILED {} ({})", ran.output, program.name, ran.times());
             }
             totals.hear_program(&ran.output);
             if !ran.held {
@@ -209,6 +227,19 @@ struct TestProgramRun {
     held: bool,
     output: String,
     took: Duration,
+    /// Of all cores together, with the processes that it started and waited for.
+    processor_time: Option<Duration>,
+}
+
+impl TestProgramRun {
+    /// How long it took, and how long of that a core was busy.
+    fn times(&self) -> String {
+        let took = self.took.as_secs_f64();
+        self.processor_time.map_or_else(
+            || format!("{took:.1} s"),
+            |busy| format!("{took:.1} s, {:.1} s of a core", busy.as_secs_f64()),
+        )
+    }
 }
 
 fn run_one(
@@ -223,10 +254,12 @@ fn run_one(
     let said = std::env::temp_dir().join(format!("xtask-{}-{number}", std::process::id()));
     let file = File::create(&said).with_context(|| said.display().to_string())?;
     let mut command = Command::new(&program.path);
-    if let Some(threads) = program.threads() {
-        command.env("RUST_TEST_THREADS", threads.to_string());
+    if arguments.contains(&REPORT_TIME[0]) {
+        // Stable test programs take these arguments as nightly ones do when this is set.
+        command.env("RUSTC_BOOTSTRAP", "1");
     }
     let mut child = command
+        .env("RUST_TEST_THREADS", program.threads().to_string())
         .args(arguments)
         .current_dir(&program.folder)
         .env("CARGO_MANIFEST_DIR", &program.folder)
@@ -250,6 +283,7 @@ fn run_one(
         }
         false
     });
+    let processor_time = processor_time::at_the_end(&child);
     let status = child.wait()?;
     drop(tell);
     let is_hung = watch.join().expect("it does not panic");
@@ -263,6 +297,7 @@ fn run_one(
         held: status.success() && !is_hung,
         output,
         took: begun.elapsed(),
+        processor_time,
     })
 }
 
@@ -287,7 +322,6 @@ mod tests {
             name: script.to_owned(),
             path: "/bin/sh".into(),
             folder: path,
-            is_unit: true,
         }
     }
 
@@ -295,12 +329,35 @@ mod tests {
     fn test_programs_are_told_from_other_artifacts() {
         let program = TestProgram::from_message(&message("lib", true)).expect("a program");
         assert_eq!(program.folder, Path::new("/r/core/wire"));
-        assert!(program.is_unit);
-        let other = TestProgram::from_message(&message("test", true)).expect("a program");
-        assert!(!other.is_unit);
-        assert_eq!((program.threads(), other.threads()), (None, None));
+        assert_eq!(program.threads(), cores());
         assert_eq!(TestProgram::from_message(&message("bin", false)), None);
         assert_eq!(TestProgram::from_message("Compiling d2tp-wire"), None);
+    }
+
+    #[test]
+    fn programs_that_are_named_exist_and_those_that_wait_are_among_the_long_ones() {
+        for name in LONGEST_FIRST {
+            let (package, target) = name.split_once(' ').expect("a package and a target");
+            let tests = ["apps", "core", "edge", "lab", "bindings"].map(|folder| {
+                let folder = crate::repository::root().join(folder).join(package);
+                // The tests of the bindings are a package of that name.
+                [folder.join("tests"), folder]
+            });
+            let mut files = tests.iter().flatten().flat_map(|tests| {
+                [format!("{target}.rs"), format!("{target}/main.rs")].map(|file| tests.join(file))
+            });
+            assert!(files.any(|file| file.is_file()), "{name}");
+        }
+        let is_long = |name| LONGEST_FIRST.contains(name);
+        assert!(WAITING.iter().all(is_long));
+    }
+
+    #[test]
+    fn what_takes_long_begins_first() {
+        let [long, longest, other] = ["driver device", "cedos agent", "udp loopback"].map(shell);
+        assert!(other.duration_order() < long.duration_order());
+        assert!(long.duration_order() < longest.duration_order());
+        assert!(longest.threads() > other.threads());
     }
 
     #[test]
@@ -311,7 +368,7 @@ mod tests {
         let run = |code, totals: &mut TestTotals| {
             let programs = [shell("a"), shell("b")];
             let arguments = ["-c", said, code];
-            run_beside_each_other(programs.iter(), &arguments, long, totals).expect("it runs")
+            super::run(programs.iter(), &arguments, long, totals).expect("it runs")
         };
         assert!(run("0", &mut totals));
         assert_eq!(totals.passed, 4);
@@ -330,7 +387,7 @@ mod tests {
         let mut totals = TestTotals::default();
         let long = Duration::from_secs(60);
         let arguments = ["-c", said];
-        let held = run_one_by_one([&program].into_iter(), &arguments, long, &mut totals);
+        let held = run([&program].into_iter(), &arguments, long, &mut totals);
         (held.expect("it runs"), totals)
     }
 

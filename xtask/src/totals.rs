@@ -1,5 +1,7 @@
 //! Adds up the results that `cargo test` prints for each test binary.
 
+use std::time::Duration;
+
 /// What a test that failed printed, at most.
 const FAILURE_LINES_MAX: usize = 12; // a guess: the message of a panic, and a few lines before it
 
@@ -23,6 +25,8 @@ pub struct TestTotals {
     section: OutputSection,
     /// Tests that failed while others ran, and passed alone. They have failed.
     flaky: Vec<String>,
+    /// The tests whose time was reported: `test NAME ... ok <1.234s>`.
+    durations: Vec<(Duration, String)>,
 }
 
 /// What the lines that are read belong to.
@@ -52,6 +56,7 @@ impl TestTotals {
     /// test printed it.
     pub fn hear(&mut self, line: &str) {
         self.hear_failure(line);
+        self.durations.extend(reported_time(line));
         let Some(counts) = line.trim_start().strip_prefix(RESULT) else {
             return;
         };
@@ -117,6 +122,14 @@ impl TestTotals {
         }
     }
 
+    /// Prints the tests that took longest, of those whose time was reported.
+    pub fn print_longest(&mut self, number: usize) {
+        self.durations.sort();
+        for (took, test) in self.durations.iter().rev().take(number) {
+            println!("{:7.1} s  {test}", took.as_secs_f64());
+        }
+    }
+
     /// Prints what failed and the totals, so that the end of a long output says everything.
     pub fn print(&self) {
         for failure in &self.failures {
@@ -130,6 +143,14 @@ impl TestTotals {
         }
         println!("{} passed, {} failed", self.passed, self.failed);
     }
+}
+
+/// The time and the name in `test NAME ... ok <1.234s>`.
+fn reported_time(line: &str) -> Option<(Duration, String)> {
+    let (name, rest) = line.strip_prefix("test ")?.split_once(" ... ")?;
+    let (_, seconds) = rest.strip_suffix("s>")?.rsplit_once('<')?;
+    let took = Duration::try_from_secs_f64(seconds.parse().ok()?).ok()?;
+    Some((took, name.to_owned()))
 }
 
 #[cfg(test)]
@@ -154,6 +175,15 @@ mod tests {
             ..TestTotals::default()
         };
         assert_eq!(totals, expected);
+    }
+
+    #[test]
+    fn the_time_of_a_test_is_read_where_it_is_reported() {
+        let mut totals = TestTotals::default();
+        totals.hear_program("test a::b ... ok <1.250s>\ntest c ... ok\ntest d ... FAILED <0.5s>\n");
+        let milliseconds = |(took, name): &(Duration, String)| (took.as_millis(), name.clone());
+        let read: Vec<_> = totals.durations.iter().map(milliseconds).collect();
+        assert_eq!(read, [(1_250, "a::b".into()), (500, "d".into())]);
     }
 
     #[test]

@@ -67,7 +67,12 @@ function show(html) {
   const before = sayings();
   const fresh = live.cloneNode(false);
   fresh.append(...new DOMParser().parseFromString(html, "text/html").body.childNodes);
+  const focused = document.activeElement;
   update(live, fresh);
+  // Not every browser has moveBefore; without it, what is moved loses the focus.
+  if (focused !== document.activeElement && live.contains(focused)) {
+    focused.focus({ preventScroll: true });
+  }
   // The player looks at what is here now.
   live.dispatchEvent(new Event("update"));
   const news = [...sayings()].filter(([id, text]) => before.get(id) !== text);

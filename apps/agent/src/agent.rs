@@ -323,6 +323,9 @@ impl Agent {
         let has_them = jobs::claim_all().inspect_err(|error| {
             tracing::warn!(%error, "other commands may show the agent's transfers as queued");
         });
+        if has_them.is_ok() {
+            queue::remove_unconfirmed()?;
+        }
         let mut begin = Vec::new();
         for record in queue::load()? {
             let (id, task) = (record.id, TransferTask::new(record));

@@ -261,6 +261,8 @@ impl PacketNetwork {
                     Some((last, packets)) if Arc::ptr_eq(last, &to) => packets.push(packet),
                     _ => groups.push((to, vec![packet])),
                 },
+                // This machine's own on a new device, such as router solicitations: no router forwards any here.
+                Err(PacketDropReason::Multicast) => {}
                 Err(reason) => self.on_drop(reason),
             }
         }

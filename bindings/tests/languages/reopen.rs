@@ -23,7 +23,6 @@ type Build = fn(&Path) -> Option<examples::Example>;
 /// `keep SERVER FILE` opens a connection and is killed; `again FILE` reopens and ends it.
 async fn is_opened_again(build: Build) {
     let home = tempfile::tempdir().expect("a directory");
-    examples::install(home.path());
     let Some(example) = build(home.path()) else {
         return;
     };
@@ -99,11 +98,11 @@ async fn kotlin_reads_on_where_it_was_killed() {
 
 #[tokio::test]
 async fn rust_reads_on_where_it_was_killed() {
-    is_opened_again(|prefix| {
+    is_opened_again(|home| {
         // This test program, with another of its tests.
-        let (prefix, us) = (prefix.to_owned(), std::env::current_exe().expect("ours"));
+        let (home, us) = (home.to_owned(), std::env::current_exe().expect("ours"));
         Some(Box::new(move || {
-            let mut example = examples::command(&prefix, &us);
+            let mut example = examples::command(&home, &us);
             example.args([
                 "--exact",
                 "reopen::the_program_in_rust",

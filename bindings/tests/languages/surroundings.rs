@@ -11,7 +11,7 @@ use crate::support::{C, Server, told};
 
 /// Servers that run until this is dropped.
 pub struct Surroundings {
-    /// The folder in which libd2tp is installed and examples are built.
+    /// The folder with the keys of examples.
     pub folder: TempDir,
     _server: (C, Server),
     _proxy: (C, Server),
@@ -20,10 +20,9 @@ pub struct Surroundings {
 }
 
 impl Surroundings {
-    /// Starts the servers and installs the library.
+    /// Starts the servers.
     pub fn new() -> Surroundings {
         let folder = TempDir::new().expect("a place");
-        examples::install(folder.path());
         let start = |source: &str| {
             let program = C::with_d2tp(source);
             let process = Server::start(&program);

@@ -28,6 +28,9 @@ use crate::fetch::transfer::redact_url;
 use crate::order::{TransferOrder, TransferVerb};
 use crate::terms::{DueTime, TransferTerms};
 
+/// The file of a transfer with what `ls` shows. A transfer without it is not in the queue.
+const JOB: &str = "job.json";
+
 /// The most transfers that have not ended; more are refused.
 pub const QUEUED_MAX: usize = 1_000; // a guess: nobody looks through more
 
@@ -162,8 +165,9 @@ pub fn add(kept: SavedTransfer) -> anyhow::Result<QueuedTransfer> {
     let asked = asked(&kept);
     let id = jobs::claim(&root)?;
     let folder = root.join(id.to_string());
-    let written = write(&folder.join("job.json"), &asked)
-        .and_then(|()| write(&folder.join(ORDER), &kept))
+    // The order first: a folder with `job.json` alone is one of a process of its own, which would count as gone.
+    let written = write(&folder.join(ORDER), &kept)
+        .and_then(|()| write(&folder.join(JOB), &asked))
         .and_then(|()| sync(&root));
     if let Err(error) = written {
         let _ = std::fs::remove_dir_all(&folder);
@@ -234,6 +238,26 @@ pub fn load() -> anyhow::Result<Vec<QueuedTransfer>> {
     Ok(jobs::list()?.into_iter().filter_map(of).collect())
 }
 
+/// Removes orders of which an earlier agent was killed before it had confirmed them. Only who has the lock of all
+/// transfers may call this.
+///
+/// # Errors
+/// The disk refuses.
+pub fn remove_unconfirmed() -> anyhow::Result<()> {
+    let root = jobs::jobs_directory()?;
+    remove_unconfirmed_in(&root).with_context(|| format!("cannot write into {}", root.display()))
+}
+
+fn remove_unconfirmed_in(root: &Path) -> io::Result<()> {
+    for entry in std::fs::read_dir(root)? {
+        let folder = entry?.path();
+        if folder.join(ORDER).exists() && !folder.join(JOB).exists() {
+            std::fs::remove_dir_all(folder)?;
+        }
+    }
+    Ok(())
+}
+
 /// Writes down what is kept of one now.
 ///
 /// # Errors
@@ -242,11 +266,11 @@ pub fn save(id: u64, kept: &SavedTransfer) -> anyhow::Result<()> {
     let folder = jobs::jobs_directory()?.join(id.to_string());
     write(&folder.join(ORDER), kept)?;
     let asked = asked(kept);
-    let known: Option<JobRequest> = std::fs::read(folder.join("job.json"))
+    let known: Option<JobRequest> = std::fs::read(folder.join(JOB))
         .ok()
         .and_then(|text| serde_json::from_slice(&text).ok());
     let since = known.map_or_else(|| asked.since.clone(), |known| known.since);
-    write(&folder.join("job.json"), &JobRequest { since, ..asked })?;
+    write(&folder.join(JOB), &JobRequest { since, ..asked })?;
     Ok(())
 }
 
@@ -310,6 +334,24 @@ mod tests {
         assert_eq!(again, anchor);
         again.since_boot = Some(("another".into(), Duration::from_secs(1)));
         assert_eq!(again.due(), DueTime::At(anchor.at));
+    }
+
+    #[test]
+    fn an_order_that_was_not_confirmed_is_removed_and_no_other_transfer() {
+        let root = tempfile::tempdir().unwrap();
+        for files in [&[ORDER][..], &[JOB], &[JOB, ORDER], &[]] {
+            let folder = root.path().join(format!("a{}", files.concat()));
+            std::fs::create_dir(&folder).unwrap();
+            files
+                .iter()
+                .for_each(|file| std::fs::write(folder.join(file), "{}").unwrap());
+        }
+        std::fs::write(root.path().join("lock"), "").unwrap();
+        remove_unconfirmed_in(root.path()).unwrap();
+        let left = std::fs::read_dir(root.path()).unwrap().flatten();
+        let mut left: Vec<_> = left.map(|entry| entry.file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["a", "ajob.json", "ajob.jsonorder.json", "lock"]);
     }
 
     #[test]

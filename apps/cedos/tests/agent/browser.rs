@@ -49,6 +49,15 @@ async fn page_by_keyboard(kind: BrowserKind) {
     let focused =
         "document.activeElement.id === 't1-toggle' && document.activeElement.value === 'resume'";
     browser.until(focused).await;
+    // So it does when something before it comes and goes.
+    let moves = "(() => {
+        const there = () => document.getElementById('live').innerHTML;
+        const line = '<p>for a moment</p>';
+        show(line + there());
+        show(there().replace(line, ''));
+    })()";
+    browser.evaluate(moves).await;
+    assert_eq!(browser.evaluate(focused).await, true, "the focus stays");
     let said = "document.getElementById('said').textContent.includes('film.mp4: Paused')";
     browser.until(said).await;
 

@@ -1,16 +1,19 @@
 //! A client that sends what it may not, by its own program.
 
-use std::net::Ipv4Addr;
+use std::fs::File;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::time::Duration;
 
 use bytes::Bytes;
 use cedos_agent::proxy::{ConnOptions, PacketTunnel, ProxySession, ProxySessionPeer};
-use cedos_lab_rig::namespace::in_namespace_with;
+use cedos_lab_rig::namespace::{in_namespace_with, sh};
 use cedos_lab_rig::this_test;
 use cedos_lab_rig::wait::within;
 use d2tp_driver::ServerList;
 use d2tp_links::{ClassRules, LinkMonitor};
 use d2tp_tunnel::PACKET_CONTEXT;
+use nix::sched::{CloneFlags, setns};
+use nix::unistd::Pid;
 
 use crate::scene::{Scene, TUNNEL};
 
@@ -46,6 +49,18 @@ async fn dropped(reason: &str) -> u64 {
     });
     line.and_then(|line| line.rsplit(' ').next()?.parse().ok())
         .unwrap_or(0)
+}
+
+/// Sends a multicast packet from the proxy's machine to the device of tunnels, as its kernel does by itself.
+fn send_multicast(proxy: Pid) {
+    let sender = std::thread::spawn(move || {
+        let network = File::open(format!("/proc/{proxy}/ns/net")).expect("the proxy runs");
+        setns(network, CloneFlags::CLONE_NEWNET).expect("its namespace");
+        sh("ip route add 224.0.0.0/4 dev cedos-prox0");
+        let socket = UdpSocket::bind("10.83.0.1:0").expect("an address of the device");
+        socket.send_to(b"own", "224.0.0.251:5353").expect("sent");
+    });
+    sender.join().expect("it ends");
 }
 
 async fn answer(tunnel: &mut PacketTunnel) -> Bytes {
@@ -87,6 +102,10 @@ fn spoofed_sources_fragments_multicast_and_other_clients_are_dropped_and_counted
             (vec![0xff; 700], "malformed"),
         ] {
             let before = dropped(reason).await;
+            if reason == "multicast" {
+                // It is no client's.
+                send_multicast(scene.proxy);
+            }
             let good = packet(own, "198.18.0.2", 7);
             let both = [bad, good].map(Bytes::from);
             tunnel

@@ -275,17 +275,20 @@ pub fn udp(to: &str) -> UdpSocket {
     socket
 }
 
-/// Sends until an answer comes, which is returned with the time that it took.
+/// Sends until an answer comes, which is returned with the time that it took. Each server repeats the query at the
+/// end of its answer: one that comes late, to an earlier query, is passed over.
 pub fn ask(socket: &UdpSocket, query: &[u8]) -> (Vec<u8>, Duration) {
     let began = Instant::now();
     let mut answer = [0; 2048];
     loop {
         // Refused while there is no network.
         let _ = socket.send(query);
-        match socket.recv(&mut answer) {
-            Ok(n) => return (answer[..n].to_vec(), began.elapsed()),
-            Err(_) => assert!(began.elapsed() < PATIENCE, "no answer"),
+        while let Ok(n) = socket.recv(&mut answer) {
+            if answer[..n].ends_with(query) {
+                return (answer[..n].to_vec(), began.elapsed());
+            }
         }
+        assert!(began.elapsed() < PATIENCE, "no answer");
     }
 }
 
