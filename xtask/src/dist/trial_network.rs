@@ -89,11 +89,16 @@ impl TrialNetwork {
     /// A command whose arguments are run at this end.
     pub fn enter(&self, end: NetworkEnd) -> Command {
         let mut command = Command::new("ip");
-        command.args(["netns", "exec"]).arg(match end {
+        command.args(["netns", "exec", self.name(end)]);
+        command
+    }
+
+    /// The name of the namespace at this end.
+    pub fn name(&self, end: NetworkEnd) -> &str {
+        match end {
             NetworkEnd::Device => &self.device,
             NetworkEnd::Server => &self.server,
-        });
-        command
+        }
     }
 }
 

@@ -1,0 +1,114 @@
+//! A Debian that runs: systemd-nspawn starts systemd as its process 1, in a network namespace that exists already.
+//! What a package's scripts and units do there is what they do on a machine.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+use super::context::call;
+use super::patience::wait_for;
+
+/// A container in which systemd runs. It is stopped when this is dropped.
+pub struct Container {
+    nspawn: Child,
+    /// The container's process 1, by its number outside.
+    init: u32,
+    log: PathBuf,
+}
+
+impl Container {
+    /// Starts the Debian in `root`, with the network of the namespace `network`.
+    pub fn start(root: &Path, network: &str, log: &Path) -> Result<Container> {
+        let mut nspawn = Command::new("systemd-nspawn");
+        nspawn.args(["--quiet", "--boot", "--console=pipe", "--register=no"]);
+        // Where systemd does not run, nobody can be asked for a scope.
+        if !Path::new("/run/systemd/system").exists() {
+            nspawn.arg("--keep-unit");
+        }
+        // The host's file of name servers is in the Debian already.
+        nspawn.args(["--resolv-conf=off", "--timezone=off"]);
+        nspawn.arg(format!("--network-namespace-path=/run/netns/{network}"));
+        nspawn.arg("--directory").arg(root);
+        let file = fs::File::create(log)?;
+        nspawn.stdin(Stdio::null());
+        nspawn.stdout(file.try_clone()?).stderr(file);
+        let nspawn = nspawn.spawn().context("systemd-nspawn")?;
+        let mut container = Container {
+            nspawn,
+            init: 0,
+            log: log.to_owned(),
+        };
+        wait_for("process 1 of the container", || {
+            container.still_runs()?;
+            let own = container.nspawn.id();
+            let children = format!("/proc/{own}/task/{own}/children");
+            let children = fs::read_to_string(children).unwrap_or_default();
+            let init = children
+                .split_whitespace()
+                .find_map(|id| id.parse::<u32>().ok())
+                .filter(|init| name_of(*init) == "systemd");
+            container.init = init.unwrap_or(0);
+            Ok(init.is_some())
+        })?;
+        wait_for("the container's systemd", || {
+            container.still_runs()?;
+            let mut ask = container.enter();
+            ask.args(["systemctl", "is-system-running"]);
+            // "degraded" is what a container is in which some unit of Debian's own does not work.
+            let said = ask.output()?.stdout;
+            Ok([b"running\n".as_slice(), b"degraded\n"].contains(&said.as_slice()))
+        })?;
+        Ok(container)
+    }
+
+    fn still_runs(&mut self) -> Result<()> {
+        let ended = self.nspawn.try_wait()?;
+        ensure!(
+            ended.is_none(),
+            "systemd-nspawn ended: {}",
+            fs::read_to_string(&self.log).unwrap_or_default()
+        );
+        Ok(())
+    }
+
+    /// A command that runs its arguments in the container, but in this program's own network. Signals do not reach
+    /// them.
+    pub fn enter(&self) -> Command {
+        let mut command = Command::new("nsenter");
+        command.args(["--target", &self.init.to_string()]);
+        command.args(["--mount", "--uts", "--ipc", "--pid", "--cgroup"]);
+        command.args(["--root", "--wd=/"]);
+        command
+    }
+
+    fn stop(&mut self) -> Result<()> {
+        // systemd(1), SIGNALS: halts the machine.
+        let mut halt = Command::new("kill");
+        call(halt.args(["-s", "RTMIN+4", &self.init.to_string()]))?;
+        wait_for("the container's end", || {
+            Ok(self.nspawn.try_wait()?.is_some())
+        })
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        if self.init == 0 || self.stop().is_err() {
+            let _ = self.nspawn.kill();
+            let _ = self.nspawn.wait();
+        }
+        // What nspawn leaves where no systemd gave it a scope.
+        for folder in ["systemd", "unified", ""] {
+            for group in ["payload", "supervisor"] {
+                let _ = fs::remove_dir(Path::new("/sys/fs/cgroup").join(folder).join(group));
+            }
+        }
+    }
+}
+
+fn name_of(process: u32) -> String {
+    let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
+    name.trim().to_owned()
+}
