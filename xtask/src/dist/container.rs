@@ -79,7 +79,7 @@ impl Container {
         let mut command = Command::new("nsenter");
         command.args(["--target", &self.init.to_string()]);
         command.args(["--mount", "--uts", "--ipc", "--pid", "--cgroup"]);
-        command.args(["--root", "--wd=/"]);
+        command.args(["--root", "--wd"]);
         command
     }
 
