@@ -89,7 +89,9 @@ impl DebianTrial<'_> {
             format!("CEDOS_PROX_OPTIONS=\"--allow-net {NETWORK}\"\n"),
         )?;
         call(&mut self.system_shell("systemctl restart cedos-prox")?)?;
-        self.service()?;
+        let process = self.service()?;
+        call(&mut self.system_shell("systemctl reload cedos-prox")?)?;
+        ensure!(self.service()? == process, "a reload is no restart");
         let mut invite = self.shell_at(
             NetworkEnd::Server,
             &format!("cedos prox invite --host {SERVER} --json"),
