@@ -10,21 +10,31 @@ use anyhow::{Context, Result, ensure};
 use super::context::call;
 use super::patience::wait_for;
 
+/// A shell's script: enters the groups up to `--`, then becomes the command after it.
+const ENTER_GROUPS: &str = r#"
+while [ "$1" != -- ]; do echo $$ > "$1/cgroup.procs" || exit; shift; done
+shift; exec "$@"
+"#;
+
 /// A container in which systemd runs. It is stopped when this is dropped.
 pub struct Container {
     nspawn: Child,
     /// The container's process 1, by its number outside.
     init: u32,
+    /// Control groups that were made for it.
+    groups: Vec<PathBuf>,
     log: PathBuf,
 }
 
 impl Container {
     /// Starts the Debian in `root`, with the network of the namespace `network`.
     pub fn start(root: &Path, network: &str, log: &Path) -> Result<Container> {
-        let mut nspawn = Command::new("systemd-nspawn");
-        nspawn.args(["--quiet", "--boot", "--console=pipe", "--register=no"]);
-        // Where systemd does not run, nobody can be asked for a scope.
-        if !Path::new("/run/systemd/system").exists() {
+        let groups = own_groups()?;
+        let mut nspawn = Command::new("sh");
+        nspawn.args(["-c", ENTER_GROUPS, "sh"]).args(&groups);
+        nspawn.args(["--", "systemd-nspawn", "--quiet", "--boot"]);
+        nspawn.args(["--console=pipe", "--register=no"]);
+        if !groups.is_empty() {
             nspawn.arg("--keep-unit");
         }
         // The host's file of name servers is in the Debian already.
@@ -38,6 +48,7 @@ impl Container {
         let mut container = Container {
             nspawn,
             init: 0,
+            groups,
             log: log.to_owned(),
         };
         wait_for("process 1 of the container", || {
@@ -99,13 +110,31 @@ impl Drop for Container {
             let _ = self.nspawn.kill();
             let _ = self.nspawn.wait();
         }
-        // What nspawn leaves where no systemd gave it a scope.
-        for folder in ["systemd", "unified", ""] {
-            for group in ["payload", "supervisor"] {
-                let _ = fs::remove_dir(Path::new("/sys/fs/cgroup").join(folder).join(group));
+        for group in &self.groups {
+            for folder in [&group.join("payload"), &group.join("supervisor"), group] {
+                let _ = fs::remove_dir(folder);
             }
         }
     }
+}
+
+/// Control groups for a container where systemd does not run, so that nobody can be asked for a scope.
+fn own_groups() -> Result<Vec<PathBuf>> {
+    if Path::new("/run/systemd/system").exists() {
+        return Ok(Vec::new());
+    }
+    let name = format!("cedos-try-{}", std::process::id());
+    let mut groups = Vec::new();
+    // The places of the hierarchies that nspawn uses: in a hybrid layout, and in a unified one.
+    for hierarchy in ["systemd", "unified", "."] {
+        let hierarchy = Path::new("/sys/fs/cgroup").join(hierarchy);
+        if hierarchy.join("cgroup.procs").exists() {
+            let group = hierarchy.join(&name);
+            fs::create_dir(&group).with_context(|| format!("cannot make {}", group.display()))?;
+            groups.push(group);
+        }
+    }
+    Ok(groups)
 }
 
 fn name_of(process: u32) -> String {

@@ -16,7 +16,14 @@ use super::trial_network::{NETWORK, NetworkEnd, SERVER, TrialNetwork};
 
 /// Packages needed by dependencies and by the tests, which are installed before the list of files
 /// for the comparison is made.
-const SURROUNDINGS: &str = "systemd man-db busybox ca-certificates gcc libc6-dev pkg-config";
+const SURROUNDINGS: &str =
+    "systemd dbus libpam-systemd man-db busybox ca-certificates gcc libc6-dev pkg-config";
+
+/// A user without privileges.
+pub const USER_NAME: &str = "tester";
+
+/// The number of this user.
+pub const USER: u32 = 1000;
 
 /// The download during which packages are upgraded.
 const DOWNLOAD_BYTES: usize = 20_000_000;
@@ -29,7 +36,7 @@ pub struct DebianTrial<'a> {
     pub root: PathBuf,
     /// A device's and a server's network.
     pub network: TrialNetwork,
-    origin: Child,
+    origins: [Child; 2],
     /// The Debian, running: from the start until its packages are purged.
     pub container: Option<Container>,
     /// All files before the installation of packages.
@@ -39,17 +46,12 @@ pub struct DebianTrial<'a> {
 }
 
 impl<'a> DebianTrial<'a> {
-    /// Makes a Debian, its network, and an origin on it.
+    /// Makes a Debian, its network, and an origin at each end.
     pub fn new(context: &'a DistContext, suite: &str) -> Result<DebianTrial<'a>> {
         let base = base(context, suite)?;
         let root = context.target.join("packages-try/root");
         remove_debian(&root)?;
         call(Command::new("cp").arg("-a").arg(&base).arg(&root))?;
-        call(
-            Command::new("mount")
-                .args(["-t", "proc", "proc"])
-                .arg(root.join("proc")),
-        )?;
         fs::create_dir_all(root.join("packages"))?;
         fs::create_dir_all(root.join("srv/www"))?;
         fs::write(root.join("srv/www/small"), "a small file\n")?;
@@ -59,21 +61,29 @@ impl<'a> DebianTrial<'a> {
         let network = TrialNetwork::new()?;
         let log = context.scratch("container-log")?.join("log");
         let container = Container::start(&root, network.name(NetworkEnd::Server), &log)?;
-        let mut origin = network.enter(NetworkEnd::Server);
-        origin
-            .arg("chroot")
-            .arg(&root)
-            .args(["busybox", "httpd", "-f", "-h", "/srv/www", "-p"]);
-        let origin = origin.arg(format!("{SERVER}:80")).spawn()?;
+        // For programs that are started by chroot. nspawn would take this one for its own.
+        call(
+            Command::new("mount")
+                .args(["-t", "proc", "proc"])
+                .arg(root.join("proc")),
+        )?;
+        let origin = |end| {
+            let mut origin = network.enter(end);
+            origin.arg("chroot").arg(&root);
+            origin.args(["busybox", "httpd", "-f", "-h", "/srv/www", "-p"]);
+            origin.arg(format!("{}:80", end.address())).spawn()
+        };
+        let origins = [origin(NetworkEnd::Server)?, origin(NetworkEnd::Device)?];
         let mut trial = DebianTrial {
             context,
             root,
             network,
-            origin,
+            origins,
             container: Some(container),
             before: BTreeSet::new(),
             address: String::new(),
         };
+        call(&mut trial.system_shell(&format!("useradd --create-home --uid {USER} {USER_NAME}"))?)?;
         trial.before = trial.files()?;
         Ok(trial)
     }
@@ -111,6 +121,7 @@ impl<'a> DebianTrial<'a> {
             "run",
             "tmp",
             "root",
+            "home",
             "srv",
             "packages",
             "var/log",
@@ -196,8 +207,10 @@ impl<'a> DebianTrial<'a> {
 impl Drop for DebianTrial<'_> {
     fn drop(&mut self) {
         self.container = None;
-        let _ = self.origin.kill();
-        let _ = self.origin.wait();
+        for origin in &mut self.origins {
+            let _ = origin.kill();
+            let _ = origin.wait();
+        }
         if let Err(error) = remove_debian(&self.root) {
             eprintln!("{} is left: {error:#}", self.root.display());
         }
@@ -208,7 +221,7 @@ impl Drop for DebianTrial<'_> {
 fn base(context: &DistContext, suite: &str) -> Result<PathBuf> {
     let base = context.target.join("packages-try").join(suite);
     let complete = base.join("var/lib/cedos-try-complete");
-    if complete.exists() {
+    if fs::read_to_string(&complete).is_ok_and(|packages| packages == SURROUNDINGS) {
         return Ok(base);
     }
     remove_debian(&base)?;
@@ -232,7 +245,7 @@ fn base(context: &DistContext, suite: &str) -> Result<PathBuf> {
         ),
     );
     call(install.stdout(Stdio::null()))?;
-    fs::write(&complete, "")?;
+    fs::write(&complete, SURROUNDINGS)?;
     Ok(base)
 }
 

@@ -28,13 +28,14 @@ pub fn run<'a>(context: &'a DistContext, suite: &str, archs: &[StaticArch], step
     });
     let Some(mut trial) = trial else { return };
     // What is installed once is used by the steps after it.
-    let installed: [(&str, TrialStep<'a>); 6] = [
+    let installed: [(&str, TrialStep<'a>); 7] = [
         ("install", DebianTrial::install),
         ("units", DebianTrial::units),
         (
             "a service and a first download",
             DebianTrial::first_download,
         ),
+        ("the agent of a user", DebianTrial::agent),
         ("libd2tp for C", DebianTrial::c_library),
         ("upgrade during a download", DebianTrial::upgrade),
         ("purge leaves nothing", DebianTrial::purge),

@@ -36,6 +36,16 @@ pub enum NetworkEnd {
     Server,
 }
 
+impl NetworkEnd {
+    /// The address of this end.
+    pub fn address(self) -> &'static str {
+        match self {
+            Self::Device => DEVICE,
+            Self::Server => SERVER,
+        }
+    }
+}
+
 impl TrialNetwork {
     /// Makes namespaces with unique names.
     pub fn new() -> Result<TrialNetwork> {
