@@ -111,11 +111,19 @@ impl Drop for Container {
             let _ = self.nspawn.wait();
         }
         for group in &self.groups {
-            for folder in [&group.join("payload"), &group.join("supervisor"), group] {
-                let _ = fs::remove_dir(folder);
-            }
+            remove_group(group);
         }
     }
+}
+
+/// Removes a control group and those in it, all without processes. What cannot be removed stays empty.
+fn remove_group(group: &Path) {
+    for entry in fs::read_dir(group).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_group(&entry.path());
+        }
+    }
+    let _ = fs::remove_dir(group);
 }
 
 /// Control groups for a container where systemd does not run, so that nobody can be asked for a scope.
