@@ -13,17 +13,23 @@
 mod archive;
 mod bindings;
 mod compile;
+mod container;
 mod context;
+mod debian;
 mod debs;
 mod image;
 mod notices;
+mod patience;
 mod sbom;
 mod size_limit;
 mod staging;
 mod tarball;
 mod tools;
 mod trial;
+mod trial_languages;
 mod trial_network;
+mod trial_packages;
+mod trial_static;
 
 use anyhow::Result;
 use clap::ValueEnum;
@@ -129,7 +135,7 @@ fn add_steps(options: &DistOptions, steps: &mut Steps) -> Result<()> {
         steps.run("Go module", || held(bindings::go_module(&context)));
     }
     if options.try_packages {
-        trial::run(&context, &options.suite, steps);
+        trial::run(&context, &options.suite, &archs, steps);
     }
     steps.run("digests and sizes", || held(archive::sums(&context)));
     Ok(())

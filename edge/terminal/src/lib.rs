@@ -36,9 +36,19 @@ fn stdout_failure() -> MutexGuard<'static, Option<StdoutFailure>> {
 /// Prints text and a line break on standard output. After the first error nothing more is printed;
 /// [`stdout_result`] returns that error.
 pub fn print_stdout(text: &str) {
+    keep_failure(|| print(&mut io::stdout(), text));
+}
+
+/// Prints lines on standard output in white on black, whatever the terminal's own colours are.
+pub fn print_stdout_white_on_black(text: &str) {
+    keep_failure(|| print_white_on_black(&mut io::stdout(), text));
+}
+
+/// Writes to standard output unless that failed before.
+fn keep_failure(write: impl FnOnce() -> io::Result<()>) {
     let mut failure = stdout_failure();
     if failure.is_none()
-        && let Err(error) = print(&mut io::stdout(), text)
+        && let Err(error) = write()
     {
         *failure = Some(StdoutFailure {
             kind: error.kind(),
@@ -77,6 +87,16 @@ fn print(to: &mut impl Write, text: &str) -> io::Result<()> {
     // A single write, so that lines of two processes do not mix.
     let line = format!("{}\n", escape_controls(text));
     to.write_all(line.as_bytes())?;
+    to.flush()
+}
+
+fn print_white_on_black(to: &mut impl Write, text: &str) -> io::Result<()> {
+    // ECMA-48, SGR: 97 and 40 are bright white on black, 0 is as before.
+    let lines: String = text
+        .lines()
+        .map(|line| format!("\x1b[97;40m{}\x1b[0m\n", escape_controls(line)))
+        .collect();
+    to.write_all(lines.as_bytes())?;
     to.flush()
 }
 
@@ -129,6 +149,17 @@ mod tests {
         let mut out = Vec::new();
         print(&mut out, "he said \x1b[31m\u{202e}red\r").unwrap();
         assert_eq!(out, b"he said \\u001b[31m\\u202ered\\u000d\n");
+    }
+
+    #[test]
+    fn colours_reach_the_terminal_and_those_of_the_text_do_not() {
+        let mut out = Vec::new();
+        print_white_on_black(&mut out, "one\ntwo \x1b[31m").unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert_eq!(
+            text,
+            "\x1b[97;40mone\x1b[0m\n\x1b[97;40mtwo \\u001b[31m\x1b[0m\n"
+        );
     }
 
     #[test]

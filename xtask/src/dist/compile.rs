@@ -52,6 +52,12 @@ impl StaticArch {
         }
     }
 
+    /// The architecture as Debian writes it.
+    pub fn debian_name(self) -> &'static str {
+        // By chance the same words.
+        self.oci_name()
+    }
+
     /// Rust's name of the target.
     pub fn triple(self) -> String {
         format!("{}-unknown-linux-musl", self.name())

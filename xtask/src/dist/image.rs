@@ -192,9 +192,9 @@ fn put_bytes(layout: &Path, bytes: &[u8], media_type: &str) -> Result<Value> {
     Ok(json!({"mediaType": media_type, "digest": format!("sha256:{digest}"), "size": bytes.len()}))
 }
 
-/// Unpacks the image for this machine's architecture like a runtime, and returns its entry point.
-/// Every blob is compared with its digest.
-pub fn unpack(file: &Path, to: &Path) -> Result<Vec<String>> {
+/// Unpacks the image for an architecture like a runtime, and returns its entry point. Every blob is
+/// compared with its digest.
+pub fn unpack(file: &Path, to: &Path, arch: StaticArch) -> Result<Vec<String>> {
     let layout = tempfile::tempdir()?;
     super::context::call(
         Command::new("tar")
@@ -204,7 +204,7 @@ pub fn unpack(file: &Path, to: &Path) -> Result<Vec<String>> {
             .arg(file),
     )?;
     let index: Value = serde_json::from_slice(&fs::read(layout.path().join("index.json"))?)?;
-    let architecture = StaticArch::own()?.oci_name();
+    let architecture = arch.oci_name();
     let mut found = index["manifests"][0].clone();
     if found["mediaType"] == "application/vnd.oci.image.index.v1+json" {
         let inner: Value = serde_json::from_slice(&blob(layout.path(), &found)?)?;

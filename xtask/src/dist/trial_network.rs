@@ -36,6 +36,16 @@ pub enum NetworkEnd {
     Server,
 }
 
+impl NetworkEnd {
+    /// The address of this end.
+    pub fn address(self) -> &'static str {
+        match self {
+            Self::Device => DEVICE,
+            Self::Server => SERVER,
+        }
+    }
+}
+
 impl TrialNetwork {
     /// Makes namespaces with unique names.
     pub fn new() -> Result<TrialNetwork> {
@@ -89,11 +99,16 @@ impl TrialNetwork {
     /// A command whose arguments are run at this end.
     pub fn enter(&self, end: NetworkEnd) -> Command {
         let mut command = Command::new("ip");
-        command.args(["netns", "exec"]).arg(match end {
+        command.args(["netns", "exec", self.name(end)]);
+        command
+    }
+
+    /// The name of the namespace at this end.
+    pub fn name(&self, end: NetworkEnd) -> &str {
+        match end {
             NetworkEnd::Device => &self.device,
             NetworkEnd::Server => &self.server,
-        });
-        command
+        }
     }
 }
 
