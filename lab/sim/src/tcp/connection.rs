@@ -53,6 +53,8 @@ pub(crate) struct TcpConnection {
     closed: bool,
     /// Whether a reset is to be sent.
     resets: bool,
+    /// Whether the peer's FIN is to be acknowledged, although the connection is over.
+    acks_end: bool,
 }
 
 impl TcpConnection {
@@ -77,6 +79,7 @@ impl TcpConnection {
             receiver: TcpReceiver::default(),
             closed: false,
             resets: false,
+            acks_end: false,
         }
     }
 
@@ -95,7 +98,7 @@ impl TcpConnection {
 
     /// Whether nothing has to be sent any more.
     pub(crate) fn is_gone(&self) -> bool {
-        self.end().is_some() && !self.resets
+        self.end().is_some() && !self.resets && !self.acks_end
     }
 
     /// Accepts bytes of the program.
@@ -131,6 +134,8 @@ impl TcpConnection {
     /// Handles a segment that arrived.
     pub(crate) fn on_segment(&mut self, now: Time, segment: TcpSegment) {
         if segment.damaged || self.end().is_some() {
+            let again = !segment.damaged && segment.fin;
+            self.acks_end |= again && self.end() == Some(TcpEnd::Finished);
             return;
         }
         if segment.rst {
@@ -171,6 +176,7 @@ impl TcpConnection {
         let complete = self.receiver.is_complete();
         if self.sender.is_finished() && (complete || self.closed) {
             self.state = TcpState::Closed(TcpEnd::Finished);
+            self.acks_end = complete;
         } else if self.closed && news {
             self.reset();
         }
@@ -233,7 +239,11 @@ impl TcpConnection {
             ..TcpSegment::default()
         };
         match self.state {
-            TcpState::Closed(_) => return None,
+            TcpState::Closed(_) => {
+                let acks = std::mem::take(&mut self.acks_end);
+                self.receiver.acknowledge(&mut segment);
+                return acks.then_some(segment);
+            }
             TcpState::SynSent | TcpState::SynReceived if self.syn_at <= now => {
                 self.syn_at = now + SYN_PAUSE.times(1 << self.syns.min(6));
                 self.syns += 1;

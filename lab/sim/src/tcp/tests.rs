@@ -246,6 +246,8 @@ fn a_lost_tail_is_repeated_after_two_round_trips_and_a_peer_that_is_gone_is_give
     let took = pair.now.since(begin).as_millis_f64();
     // The probe is behind the gap, and its answer shows the gap.
     assert!((150.0..250.0).contains(&took), "{took} ms");
+    let acked = pair.now + Span::from_millis(100);
+    while pair.step(acked) {}
     pair.link.apply(pair.now, &dead);
     let begin = pair.now;
     pair.server.write(&content(10));
