@@ -9,6 +9,9 @@
 //! One of eight seeds is of another kind: one link is good, another one never answers or ceases to,
 //! and the guarantees of a device must hold (`CONNECT_S_MAX`, `SILENCE_S_MAX`).
 //!
+//! Networks also block UDP, and portals and middleboxes answer or reset TCP. Where the proxy accepts
+//! streams, the link that recovers may go on without UDP.
+//!
 //! Each scenario is text in the form of a scenario file, so a failing seed can be kept as a file.
 
 use std::fmt::Write;
@@ -60,6 +63,7 @@ pub fn scenario_text(seed: u64, salt: u64) -> String {
         rng: seeded(seed ^ salt.rotate_left(32), FUZZ_STREAM),
         heal_s: HEAL_S,
         outage: None,
+        streams: false,
     };
     let mut out = String::new();
     let drawn = match seed % UNANSWERED_EVERY == UNANSWERED_EVERY - 1 {
@@ -75,6 +79,8 @@ struct Draw {
     heal_s: f64,
     /// When no link is up: from, until.
     outage: Option<(f64, f64)>,
+    /// Whether the proxy accepts streams.
+    streams: bool,
 }
 
 impl Draw {
@@ -121,6 +127,8 @@ impl Draw {
             "about = \"Drawn from a seed: faults until {heal_s} s, then one link heals.\""
         )?;
         writeln!(out, "seed = {seed}\nduration_s = {end_s}")?;
+        self.streams = self.chance(0.7);
+        writeln!(out, "streams = {}", self.streams)?;
         if self.chance(0.5) {
             writeln!(out, "hibernate_after_s = {}", self.between(0.0, 30.0))?;
         }
@@ -167,7 +175,9 @@ impl Draw {
             "about = \"Drawn from a seed: one link does not answer, the other is good.\""
         )?;
         writeln!(out, "seed = {seed}\nduration_s = 120")?;
+        writeln!(out, "streams = {}", self.chance(0.5))?;
         let silent = [
+            ("udp_blocked = true", "udp_blocked = false"),
             ("dead = true", "dead = false"),
             ("cut = true", "cut = false"),
             ("stall = true", "stall = false"),
@@ -413,14 +423,18 @@ impl Draw {
             "dead = true",
             "stall = true",
             "cut = true",
+            "udp_blocked = true",
+            "portal = true",
+            "tcp = \"reset\"",
+            "tcp = \"intercept\"",
             "loss_down = 1",
             "loss_up = 1",
             "down_mbps = 0.05\nup_mbps = 0.05\nrtt_ms = 900",
         ] {
-            let p = if what.starts_with("loss") || what.starts_with("down") {
-                0.15
-            } else {
-                0.35
+            let p = match what.split(' ').next() {
+                Some("portal" | "tcp") => 0.1,
+                Some("loss_down" | "loss_up" | "down_mbps") => 0.15,
+                _ => 0.35,
             };
             if self.chance(p) {
                 let every_s = self.between(4.0, 40.0);
@@ -471,6 +485,10 @@ impl Draw {
         writeln!(out, "\n[[link.at]]\nt_s = {heal_s}")?;
         if healed || others_stay {
             writeln!(out, "up = true\ndead = false\nstall = false\ncut = false")?;
+            writeln!(out, "portal = false\ntcp = \"pass\"")?;
+            // What is left then travels in a stream.
+            let blocked = healed && self.streams && self.chance(0.3);
+            writeln!(out, "udp_blocked = {blocked}")?;
         }
         if healed {
             writeln!(
