@@ -82,7 +82,7 @@ impl SessionPath {
             // R-STREAM-3: the connection repeats what is lost by itself. Until the path counts as silent there is
             // no back-off, or it would count so much later than a second after the first probe.
             let share = STREAM_SILENCE_MIN.divided(u64::from(PROBES_BEFORE_SILENT));
-            if recovery.probes < PROBES_BEFORE_SILENT {
+            if self.state != PathState::Silent {
                 let pause = recovery.return_rtt().probe_timeout(ack_delay_max);
                 let usual = recovery.probe_at(ack_delay_max, interval_max);
                 return usual.min(recovery.probe_after(pause)).max(recovery.probe_after(share));

@@ -21,7 +21,7 @@ use cedos_lab_scenario::{EventKind, Scenario, ScenarioLinkEvent};
 use rand::Rng;
 
 use crate::Coverage;
-use crate::draw::{CONNECT_S_MAX, SILENCE_S_MAX};
+use crate::draw::{CONNECT_S_MAX, SILENCE_S_MAX, STREAM_SILENCE_S_MAX};
 
 /// The random stream from which times are drawn.
 const TIMES_STREAM: u64 = 1 << 34;
@@ -49,8 +49,11 @@ pub fn varied(scenario: &Scenario, seed: u64) -> Scenario {
         flow.deadline_s = flow.deadline_s.map(|by| by + later);
     }
     varied.expectations.clear();
-    let carried = carrying(&varied, SILENCE_S_MAX);
-    let silence_s = longest_gap(&carried).max(SILENCE_S_MAX);
+    let silence_s = match varied.streams {
+        true => STREAM_SILENCE_S_MAX,
+        false => SILENCE_S_MAX,
+    };
+    let silence_s = longest_gap(&carrying(&varied, SILENCE_S_MAX)).max(silence_s);
     let connects = carrying(&varied, CONNECT_S_MAX);
     for (number, flow) in varied.flows.iter().enumerate() {
         let connected = connected_by(&connects, flow.start_s + CONNECT_S_MAX);
@@ -122,7 +125,8 @@ fn connected_by(carried: &[(f64, f64)], earliest: f64) -> f64 {
 
 /// Runs the scenario with the times of a seed. It checks that every flow is complete, and in time
 /// if it has a deadline; that its first byte arrives within 2.5 s of its start, or of when a link
-/// carries; and that no silence lasts longer than 1.5 s beyond the time in which none does.
+/// carries; and that no silence lasts longer than 1.5 s beyond the time in which none does (2 s where the
+/// proxy accepts streams).
 ///
 /// # Errors
 /// A description of the fault.
