@@ -18,6 +18,7 @@ use std::sync::Arc;
 use cedos_http::ByteRanges;
 use d2tp_driver::{DatagramSender, FlowIo, MemoryCharge, ResetCause};
 
+use crate::charged_tcp::ChargedTcp;
 use crate::address_key::address_of;
 use crate::answer::{self, AnswerSource};
 use crate::cached_fetch::{FetchedAnswer, OpenedCopy};
@@ -228,6 +229,10 @@ async fn prepare<F: FlowIo>(
             };
             match connected {
                 Ok(origin) => {
+                    let Some(origin) = ChargedTcp::new(origin, &prox.socket_account(flow.peer())) else {
+                        let refusal = ProxRefusal::ClientMemoryFull;
+                        return Err(refuse(flow, prox, watch, record, &refusal, false).await);
+                    };
                     let reports_to = supply_reports(flow, request.reports_supply);
                     tunnel::serve(flow, head.rest(), origin, prox, record, reports_to).await
                 }
