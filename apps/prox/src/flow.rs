@@ -18,10 +18,10 @@ use std::sync::Arc;
 use cedos_http::ByteRanges;
 use d2tp_driver::{DatagramSender, FlowIo, MemoryCharge, ResetCause};
 
-use crate::charged_tcp::ChargedTcp;
 use crate::address_key::address_of;
 use crate::answer::{self, AnswerSource};
 use crate::cached_fetch::{FetchedAnswer, OpenedCopy};
+use crate::charged_tcp::ChargedTcp;
 use crate::counters::{CacheResult, TrafficKind};
 use crate::enrolment;
 use crate::flow_answer::{AnswerPart, MemoState, ResetGuard, refuse, send};
@@ -229,7 +229,8 @@ async fn prepare<F: FlowIo>(
             };
             match connected {
                 Ok(origin) => {
-                    let Some(origin) = ChargedTcp::new(origin, &prox.socket_account(flow.peer())) else {
+                    let Some(origin) = ChargedTcp::new(origin, &prox.socket_account(flow.peer()))
+                    else {
                         let refusal = ProxRefusal::ClientMemoryFull;
                         return Err(refuse(flow, prox, watch, record, &refusal, false).await);
                     };

@@ -342,7 +342,7 @@ impl Prox {
             copy_store,
             awaited: Mutex::new(awaited),
             session_memory: MemoryPool::new(config.session_memory_bytes_max),
-            socket_memory: MemoryPool::new(config.session_memory_bytes_max),
+            socket_memory: MemoryPool::new(config.socket_memory_bytes_max()),
             packet_network: OnceLock::new(),
             stop: CancellationToken::new(),
             unanswered: TaskTracker::new(),
@@ -495,7 +495,7 @@ impl Prox {
         self.session_memory.account(PublicKey(client))
     }
 
-    /// The memory that the kernel may hold for clients' connections: as much as sessions may have.
+    /// The memory that the kernel may hold for clients' connections: twice as much as sessions may have.
     pub fn socket_memory(&self) -> &MemoryPool {
         &self.socket_memory
     }

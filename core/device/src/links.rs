@@ -12,9 +12,7 @@ use crate::grants::{LinkSpend, PaidLinks, PayingFlow, grant_ahead};
 use crate::health::LinkAnswers;
 use crate::meter::TICK;
 use crate::renewal::{SLEEP_MIN, SocketRenewal};
-use crate::stream::{
-    BlockedNetworks, STREAM_AFTER, StreamFailure, StreamStatus,
-};
+use crate::stream::{BlockedNetworks, STREAM_AFTER, StreamFailure, StreamStatus};
 use crate::tracked::{NODE_ANSWER_MAX, RACE_AFTER, TrackedLink};
 
 /// The most sockets whose link can be named. Closed ones count, because events about them may still

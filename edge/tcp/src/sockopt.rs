@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use d2tp_session::Span;
 
-use crate::{KernelBuffers, TcpInfo};
 use crate::multipath::Subflow;
+use crate::{KernelBuffers, TcpInfo};
 
 /// The number of bytes of `struct tcp_info` that are read: up to tcpi_min_rtt (Linux 4.9,
 /// linux/tcp.h). The struct of the libc crate ends before it.

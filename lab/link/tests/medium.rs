@@ -1,7 +1,8 @@
 //! A medium that both directions share has the rates that the standard's arithmetic gives.
 
 use cedos_lab_link::{
-    LinkCondition, LinkDirection, LinkModel, LinkReach, TcpPassage, Medium, Profile, Queue, Rate, Span, Time,
+    LinkCondition, LinkDirection, LinkModel, LinkReach, Medium, Profile, Queue, Rate, Span,
+    TcpPassage, Time,
 };
 
 const DATA_BYTES: u32 = 1500;

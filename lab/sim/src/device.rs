@@ -708,7 +708,8 @@ impl SimDevice {
                 if streams.contains_key(&t.link) {
                     network.streams.send(stream, datagram);
                     log.note(now, "device", || {
-                        let (bytes, hash, name) = (datagram.len(), log::hash(datagram), &names[link]);
+                        let (bytes, hash, name) =
+                            (datagram.len(), log::hash(datagram), &names[link]);
                         format!("sends {bytes} on {name} in stream {}, {hash:08x}", stream.0)
                     });
                 }

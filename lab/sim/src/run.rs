@@ -580,7 +580,8 @@ impl<'a> SimRun<'a> {
                         }
                     }
                     StreamEvent::Ended => {
-                        self.log.note(now, "proxy", || format!("stream {} ends", stream.0));
+                        self.log
+                            .note(now, "proxy", || format!("stream {} ends", stream.0));
                         self.proxy.on_stream_closed(now, stream);
                     }
                     StreamEvent::Opened | StreamEvent::Failed(_) => {}

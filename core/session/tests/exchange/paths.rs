@@ -365,7 +365,10 @@ fn an_only_path_on_which_nothing_was_ever_acknowledged_counts_as_silent_too() {
             .iter()
             .all(|path| path.state == PathState::Silent)
     };
-    assert!(p.run_until(Span::from_secs(5), is_silent), "the device looks for another way");
+    assert!(
+        p.run_until(Span::from_secs(5), is_silent),
+        "the device looks for another way"
+    );
     let told = p.device_events.iter();
     let mut told = told.filter(|(_, _, event)| matches!(event, SessionEvent::PathSilent { .. }));
     assert!(told.next().is_some());

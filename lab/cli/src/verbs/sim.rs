@@ -211,9 +211,7 @@ fn vary_one(args: &VaryArgs) -> anyhow::Result<ExitCode> {
     let run = |seed| vary::try_varied(&scenario, seed);
     let tried = fuzz::try_each(seeds, 0, run, |failing| {
         let (seed, what) = (failing.seed, &failing.what);
-        print_stdout(&format!(
-            "cedos sim run {file} --times {seed}\n  {what}"
-        ));
+        print_stdout(&format!("cedos sim run {file} --times {seed}\n  {what}"));
     });
     print_stdout(&format!(
         "{} of {} seeds failed",

@@ -62,9 +62,7 @@ impl SimNetwork {
 
     /// Whether streams pass beyond the link's first hop and are accepted there.
     pub(super) fn passes_streams(&self, link: &Access) -> bool {
-        self.accepts_streams
-            && link.pipes.reach().passes_tcp()
-            && link.tcp == TcpPassage::Pass
+        self.accepts_streams && link.pipes.reach().passes_tcp() && link.tcp == TcpPassage::Pass
     }
 
     /// Sends everything that TCP has to send now.
@@ -231,7 +229,9 @@ impl Access {
             Reach::Own => seen,
             Reach::Nat(outer) | Reach::Nat64(outer) => {
                 let is_ours = seen.ip() == outer;
-                is_ours.then(|| self.tcp_nat.inbound(seen.port())).flatten()?
+                is_ours
+                    .then(|| self.tcp_nat.inbound(seen.port()))
+                    .flatten()?
             }
         };
         self.has(device).then_some(device)

@@ -200,15 +200,14 @@ impl TcpConnection {
                 Some(self.syn_at.min(self.began_at + UNACKNOWLEDGED_MAX))
             }
             TcpState::Open => {
-                let given_up = self.sender.waiting_since().map(|at| at + UNACKNOWLEDGED_MAX);
-                [
-                    self.sender.next_timeout(),
-                    self.receiver.ack_at(),
-                    given_up,
-                ]
-                .into_iter()
-                .flatten()
-                .min()
+                let given_up = self
+                    .sender
+                    .waiting_since()
+                    .map(|at| at + UNACKNOWLEDGED_MAX);
+                [self.sender.next_timeout(), self.receiver.ack_at(), given_up]
+                    .into_iter()
+                    .flatten()
+                    .min()
             }
         }
     }

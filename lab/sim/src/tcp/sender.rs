@@ -216,12 +216,7 @@ impl TcpSender {
 
     /// Removes what is acknowledged. Returns the bytes that arrived, as far as they were not known
     /// to have.
-    fn note_delivered(
-        &mut self,
-        now: Time,
-        ack: u64,
-        sacks: &[std::ops::Range<u64>],
-    ) -> u64 {
+    fn note_delivered(&mut self, now: Time, ack: u64, sacks: &[std::ops::Range<u64>]) -> u64 {
         let mut delivered = 0;
         let min = self.round_trip.min.unwrap_or(Span::ZERO);
         for range in &mut self.sent {

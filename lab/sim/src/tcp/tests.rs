@@ -187,7 +187,10 @@ fn a_connection_opens_in_one_round_trip_and_a_lost_syn_costs_a_second() {
         assert!(pair.step(s(1)));
     }
     let took = pair.now.since(Time::ZERO);
-    assert!(took >= Span::from_millis(50) && took < Span::from_millis(52), "{took:?}");
+    assert!(
+        took >= Span::from_millis(50) && took < Span::from_millis(52),
+        "{took:?}"
+    );
     let dead = LinkCondition {
         dead: true,
         ..link(|_| {})

@@ -53,5 +53,8 @@ fn a_stream_is_open_after_a_second_and_three_round_trips() {
     );
     let first = report.flows[0].first_byte_s.unwrap();
     // TCP, TLS, the WebSocket; then the handshake, and the request.
-    assert!((1.0 + 5.0 * 0.1..1.0 + 6.0 * 0.1).contains(&first), "{first}");
+    assert!(
+        (1.0 + 5.0 * 0.1..1.0 + 6.0 * 0.1).contains(&first),
+        "{first}"
+    );
 }
