@@ -243,7 +243,7 @@ impl Prox {
         if let Some(entry) = validated {
             entry.response.add_conditions(&mut headers);
         }
-        let memory = self.memory_account(hop.client);
+        let memory = self.origin_memory(hop.client);
         let asked_at = Instant::now();
         let upstream = self.upstream();
         let asking = upstream.fetch_once(&method, &hop.url, &headers, &memory);

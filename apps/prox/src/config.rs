@@ -213,6 +213,12 @@ impl Default for ProxConfig {
 }
 
 impl ProxConfig {
+    /// The most memory that the kernel may hold for clients' TCP connections: twice that of sessions, so that all
+    /// connections of a client have buffers of a size with which they are not slow.
+    pub fn socket_memory_bytes_max(&self) -> u64 {
+        self.session_memory_bytes_max.saturating_mul(2)
+    }
+
     /// Whether there is a client who may use this proxy.
     pub fn is_for_anybody(&self) -> bool {
         self.allow_any_client || !self.allow_clients.is_empty() || !self.allow_addresses.is_empty()

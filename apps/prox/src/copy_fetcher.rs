@@ -17,13 +17,13 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use d2tp_driver::{HostKey, MemoryAccount};
+use d2tp_driver::HostKey;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{Method, StatusCode};
 use tokio::time::Instant;
 use url::Url;
 
-use crate::origin::{OriginBody, OriginResponse, Upstream, without_query};
+use crate::origin::{OriginBody, OriginMemory, OriginResponse, Upstream, without_query};
 use crate::pinned_copy::{PinnedCopy, strong_tag};
 use crate::quota_ledger::{QuotaExceeded, SHARED};
 use crate::retained_copies::RetainedCopies;
@@ -44,7 +44,7 @@ const HANDLES_OF_READER: usize = 2;
 pub(crate) struct CopyFetcher {
     pub(crate) upstream: Arc<Upstream>,
     /// What connections to the origin are charged to.
-    pub(crate) memory: MemoryAccount,
+    pub(crate) memory: OriginMemory,
     pub(crate) retained: Weak<RetainedCopies>,
     pub(crate) cache: Weak<SharedCache>,
     /// The copy, whose handles its readers have.
@@ -368,7 +368,7 @@ mod tests {
                 let url: Url = "http://h/".parse().unwrap();
                 let fetcher = CopyFetcher {
                     upstream: prox.upstream(),
-                    memory: prox.memory_account(SHARED),
+                    memory: prox.origin_memory(SHARED),
                     retained: Arc::downgrade(&prox.retained),
                     cache: Arc::downgrade(&prox.cache),
                     copy: Weak::new(),

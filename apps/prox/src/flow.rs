@@ -21,6 +21,7 @@ use d2tp_driver::{DatagramSender, FlowIo, MemoryCharge, ResetCause};
 use crate::address_key::address_of;
 use crate::answer::{self, AnswerSource};
 use crate::cached_fetch::{FetchedAnswer, OpenedCopy};
+use crate::charged_tcp::ChargedTcp;
 use crate::counters::{CacheResult, TrafficKind};
 use crate::enrolment;
 use crate::flow_answer::{AnswerPart, MemoState, ResetGuard, refuse, send};
@@ -228,6 +229,11 @@ async fn prepare<F: FlowIo>(
             };
             match connected {
                 Ok(origin) => {
+                    let Some(origin) = ChargedTcp::new(origin, &prox.socket_account(flow.peer()))
+                    else {
+                        let refusal = ProxRefusal::ClientMemoryFull;
+                        return Err(refuse(flow, prox, watch, record, &refusal, false).await);
+                    };
                     let reports_to = supply_reports(flow, request.reports_supply);
                     tunnel::serve(flow, head.rest(), origin, prox, record, reports_to).await
                 }

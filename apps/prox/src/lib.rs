@@ -47,6 +47,7 @@ mod address_key;
 mod answer;
 mod bucket_http;
 mod cached_fetch;
+mod charged_tcp;
 mod client_limits;
 mod client_store;
 mod client_traffic;

@@ -89,7 +89,8 @@ impl FlowListener for TcpFlowListener {
             self.flows += 1;
             let key = key_of(from);
             let account = self.prox.memory_account(key);
-            match StreamFlow::new(stream, self.flows, key, &account) {
+            let sockets = self.prox.socket_account(key);
+            match StreamFlow::new(stream, self.flows, key, &account, &sockets) {
                 Some(flow) => {
                     tracing::debug!(%from, flow = self.flows, "let in");
                     return Some(flow);

@@ -240,6 +240,12 @@ impl Prox {
                 "Times that a client was refused memory and slowed down",
             )
             .of(memory.refusals()),
+            MetricFamily::gauge(
+                "socket_memory",
+                "Bytes charged to clients for what the kernel may hold for their connections",
+            )
+            .in_bytes()
+            .of(self.socket_memory.used()),
             MetricFamily::gauge("clients", "Clients that were enrolled")
                 .of(self.clients.enrolled_count() as u64),
         ]

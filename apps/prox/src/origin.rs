@@ -37,6 +37,7 @@ use tokio_rustls::TlsConnector;
 use tokio_util::task::AbortOnDropHandle;
 use url::Url;
 
+use crate::charged_tcp::ChargedTcp;
 use crate::config::ProxConfig;
 use crate::counters::ProxCounters;
 use crate::dial::{OriginTarget, Resolve, allowed_addresses, dial};
@@ -73,6 +74,15 @@ pub(crate) struct Upstream {
     pub(crate) idle_timeout: Duration,
     pub(crate) redirects_max: u32,
     pool: Arc<OriginPool>,
+}
+
+/// The accounts of the client for whom an origin is asked.
+#[derive(Clone, Debug)]
+pub(crate) struct OriginMemory {
+    /// Of what this process holds.
+    pub(crate) session: MemoryAccount,
+    /// Of what the kernel holds for its connections.
+    pub(crate) sockets: MemoryAccount,
 }
 
 /// The body of a request to an origin.
@@ -222,7 +232,7 @@ impl Upstream {
         method: &Method,
         url: &Url,
         headers: &HeaderMap,
-        memory: &MemoryAccount,
+        memory: &OriginMemory,
     ) -> Result<OriginResponse, ProxRefusal> {
         let headers = with_via(headers);
         self.ask(method, url, &headers, OriginRequestBody::nothing(), memory)
@@ -235,7 +245,7 @@ impl Upstream {
         method: &Method,
         url: &Url,
         headers: &HeaderMap,
-        memory: &MemoryAccount,
+        memory: &OriginMemory,
     ) -> Result<OriginResponse, ProxRefusal> {
         let mut url = url.clone();
         let mut headers = with_via(headers);
@@ -282,7 +292,7 @@ impl Upstream {
         url: &Url,
         headers: &HeaderMap,
         outgoing: OriginRequestBody,
-        memory: &MemoryAccount,
+        memory: &OriginMemory,
     ) -> Result<OriginResponse, ProxRefusal> {
         let mut headers = with_via(headers);
         // hyper leaves it out where the body is empty.
@@ -300,9 +310,9 @@ impl Upstream {
         url: &Url,
         headers: &HeaderMap,
         outgoing: OriginRequestBody,
-        memory: &MemoryAccount,
+        memory: &OriginMemory,
     ) -> Result<OriginResponse, ProxRefusal> {
-        let mut charge = memory.charge();
+        let mut charge = memory.session.charge();
         let tls = if url.scheme() == "https" {
             TLS_BYTES
         } else {
@@ -327,7 +337,7 @@ impl Upstream {
         url: &Url,
         headers: &HeaderMap,
         mut outgoing: OriginRequestBody,
-        (memory, charge): (&MemoryAccount, &mut MemoryCharge),
+        (memory, charge): (&OriginMemory, &mut MemoryCharge),
     ) -> Result<OriginResponse, ProxRefusal> {
         self.counters.on_origin_request();
         let target = OriginTarget::of(url).ok_or(ProxRefusal::BadRequest("the URL has no host"))?;
@@ -371,10 +381,11 @@ impl Upstream {
         &self,
         url: &Url,
         target: &OriginTarget,
-        (memory, charge): (&MemoryAccount, &mut MemoryCharge),
+        (memory, charge): (&OriginMemory, &mut MemoryCharge),
     ) -> Result<UpstreamConn, ProxRefusal> {
         let until = Instant::now() + self.dns_timeout + self.connect_timeout;
         let tcp = self.connect(target).await?;
+        let tcp = ChargedTcp::new(tcp, &memory.sockets).ok_or(ProxRefusal::ClientMemoryFull)?;
         if url.scheme() == "http" {
             return open_http1(tcp, target).await;
         }
@@ -406,7 +417,7 @@ impl Upstream {
             Ok(Ok(tls)) => tls,
         };
         match tls.get_ref().1.alpn_protocol() {
-            Some(b"h2") => open_http2(tls, target, charge_window(memory, charge)?).await,
+            Some(b"h2") => open_http2(tls, target, charge_window(&memory.session, charge)?).await,
             _ => open_http1(tls, target).await,
         }
     }

@@ -30,7 +30,7 @@ use crate::flow_report::{FlowLogRecord, ProxFlowReport};
 use crate::hibernated_copies::HibernatedCopies;
 use crate::key_text::show_key;
 use crate::mailbox_table::MailboxTable;
-use crate::origin::{OriginBody, OriginResponse, Upstream};
+use crate::origin::{OriginBody, OriginMemory, OriginResponse, Upstream};
 use crate::packet_network::PacketNetwork;
 use crate::pinned_copy::{CopyHead, CopyRequest, PinnedCopy};
 use crate::quota_ledger::{FlowPermit, QuotaExceeded, QuotaLedger, SHARED};
@@ -183,6 +183,8 @@ pub struct Prox {
     pub(crate) awaited: Mutex<Option<HashSet<u64>>>,
     /// What sessions and tunnels of clients occupy.
     pub(crate) session_memory: MemoryPool,
+    /// The buffers of connections in the kernel.
+    pub(crate) socket_memory: MemoryPool,
     /// Clients that wait for another one to exchange some bytes with.
     pub(crate) mailboxes: Arc<MailboxTable>,
     /// Where packets of clients' tunnels come from and go to, if the proxy carries them.
@@ -340,6 +342,7 @@ impl Prox {
             copy_store,
             awaited: Mutex::new(awaited),
             session_memory: MemoryPool::new(config.session_memory_bytes_max),
+            socket_memory: MemoryPool::new(config.socket_memory_bytes_max()),
             packet_network: OnceLock::new(),
             stop: CancellationToken::new(),
             unanswered: TaskTracker::new(),
@@ -490,6 +493,24 @@ impl Prox {
     /// The account of what a client makes the proxy hold.
     pub(crate) fn memory_account(&self, client: HostKey) -> MemoryAccount {
         self.session_memory.account(PublicKey(client))
+    }
+
+    /// The memory that the kernel may hold for clients' connections: twice as much as sessions may have.
+    pub fn socket_memory(&self) -> &MemoryPool {
+        &self.socket_memory
+    }
+
+    /// The account of what the kernel holds for a client's connections.
+    pub(crate) fn socket_account(&self, client: HostKey) -> MemoryAccount {
+        self.socket_memory.account(PublicKey(client))
+    }
+
+    /// The accounts of a client for whom an origin is asked.
+    pub(crate) fn origin_memory(&self, client: HostKey) -> OriginMemory {
+        OriginMemory {
+            session: self.memory_account(client),
+            sockets: self.socket_account(client),
+        }
     }
 
     /// The clients, those that invitations enrolled among them.
@@ -668,7 +689,7 @@ impl Prox {
         let copy = Arc::new_cyclic(|copy: &Weak<PinnedCopy>| {
             let filler = CopyFetcher {
                 upstream: self.upstream(),
-                memory: self.memory_account(client),
+                memory: self.origin_memory(client),
                 retained: Arc::downgrade(&self.retained),
                 cache: Arc::downgrade(&self.cache),
                 copy: copy.clone(),

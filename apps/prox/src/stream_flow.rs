@@ -22,6 +22,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
+use crate::charged_tcp::ChargedTcp;
 use crate::flow::task_bytes_of;
 
 /// The size of reads from a source.
@@ -31,7 +32,7 @@ const FAREWELL: Duration = Duration::from_secs(30); // a guess
 
 /// See the module.
 pub struct StreamFlow {
-    stream: TcpStream,
+    stream: ChargedTcp,
     id: u64,
     peer: HostKey,
     source: Option<Arc<dyn SendSource>>,
@@ -57,12 +58,14 @@ impl StreamFlow {
         id: u64,
         peer: HostKey,
         account: &MemoryAccount,
+        sockets: &MemoryAccount,
     ) -> Option<StreamFlow> {
         let mut memory = account.charge();
         if !memory.try_resize(PIECE_BYTES as u64 + task_bytes_of::<StreamFlow>()) {
             let _ = multipath::reset(stream.as_fd());
             return None;
         }
+        let stream = ChargedTcp::new(stream, sockets)?;
         Some(StreamFlow {
             stream,
             id,
@@ -189,7 +192,7 @@ impl FlowIo for StreamFlow {
 impl Drop for StreamFlow {
     fn drop(&mut self) {
         if !self.sent_end {
-            let _ = multipath::reset(self.stream.as_fd());
+            let _ = multipath::reset(self.stream.tcp().as_fd());
         }
     }
 }

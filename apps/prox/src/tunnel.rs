@@ -13,11 +13,11 @@ use std::time::Duration;
 
 use d2tp_driver::{DatagramSender, FlowIo};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf, copy_bidirectional_with_sizes};
-use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::answer::tunnel_open;
+use crate::charged_tcp::ChargedTcp;
 use crate::client_traffic::FlowTraffic;
 use crate::flow_report::{FlowLogRecord, ProxFlowOutcome, ServedFrom};
 use crate::flow_watch::FlowWatch;
@@ -38,7 +38,7 @@ const LEFT_EVERY: Duration = Duration::from_secs(1); // a guess
 pub(crate) async fn serve<F: FlowIo>(
     flow: &mut F,
     first: &[u8],
-    origin: TcpStream,
+    origin: ChargedTcp,
     prox: &Arc<Prox>,
     record: &mut FlowLogRecord,
     reports_to: Option<DatagramSender>,
@@ -90,7 +90,7 @@ pub(crate) async fn serve<F: FlowIo>(
             .outcome(),
         Err(outcome) => {
             // The origin must not take what it has for all there was.
-            let _ = origin.stream.set_zero_linger();
+            let _ = origin.stream.tcp().set_zero_linger();
             outcome
         }
     }
@@ -159,7 +159,7 @@ impl TunnelTraffic {
 
 /// The origin's stream, with byte counts.
 struct CountedStream {
-    stream: TcpStream,
+    stream: ChargedTcp,
     traffic: Arc<TunnelTraffic>,
 }
 

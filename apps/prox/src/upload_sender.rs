@@ -92,7 +92,7 @@ async fn deliver(
 ) -> Result<OriginResponse, ProxRefusal> {
     let give_up = Instant::now() + prox.config().origin_patience;
     let mut wait = prox.config().retry_wait;
-    let memory = prox.memory_account(client);
+    let memory = prox.origin_memory(client);
     loop {
         let body = SpoolHttpBody::new(spool);
         let outgoing = OriginRequestBody {

@@ -12,9 +12,7 @@ use crate::grants::{LinkSpend, PaidLinks, PayingFlow, grant_ahead};
 use crate::health::LinkAnswers;
 use crate::meter::TICK;
 use crate::renewal::{SLEEP_MIN, SocketRenewal};
-use crate::stream::{
-    BlockedNetworks, STREAM_AFTER, STREAM_SILENT_MAX, StreamFailure, StreamStatus,
-};
+use crate::stream::{BlockedNetworks, STREAM_AFTER, StreamFailure, StreamStatus};
 use crate::tracked::{NODE_ANSWER_MAX, RACE_AFTER, TrackedLink};
 
 /// The most sockets whose link can be named. Closed ones count, because events about them may still
@@ -786,7 +784,7 @@ impl DeviceLinks {
                 continue;
             };
             if link.stream.socket.is_some() {
-                if now.since(since) >= STREAM_SILENT_MAX {
+                if link.stream.replaced_at(since) <= now {
                     drop_all(&mut self.actions, link.take_sockets());
                     renew = true;
                 }
@@ -976,7 +974,7 @@ fn stream_at(link: &TrackedLink) -> Option<Time> {
     }
     let since = link.answers.unanswered_since()?;
     match link.stream.socket {
-        Some(_) => Some(since + STREAM_SILENT_MAX),
+        Some(_) => Some(link.stream.replaced_at(since)),
         None => Some(link.stream.may_open_at()?.max(since + STREAM_AFTER)),
     }
 }

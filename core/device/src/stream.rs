@@ -41,7 +41,7 @@ const UDP_TRIAL_AFTER_MAX: Span = Span::from_secs(600); // a guess
 pub(crate) const UDP_TRIAL: Span = Span::from_secs(3); // a guess: a SYN and two repetitions
 /// How long a stream may be silent before it is replaced by a new one: TCP waits longer before each
 /// retransmission, but a new connection sends at once.
-pub(crate) const STREAM_SILENT_MAX: Span = Span::from_secs(8); // a guess
+const STREAM_SILENT_MAX: Span = Span::from_secs(8); // a guess
 
 /// Why a link has no stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -87,6 +87,8 @@ impl StreamStatus {
 pub(crate) struct LinkStream {
     /// The socket of the link that is the stream.
     pub(crate) socket: Option<LinkId>,
+    /// When it was opened.
+    opened_at: Time,
     /// Whether something was heard in it.
     answered: bool,
     /// The ticket of a stream that is being opened.
@@ -147,7 +149,7 @@ impl LinkStream {
     /// Records that the stream is open.
     pub(crate) fn on_open(&mut self, now: Time, socket: LinkId) {
         self.opening = None;
-        self.socket = Some(socket);
+        (self.socket, self.opened_at) = (Some(socket), now);
         // It is as long as it was where UDP answered a trial and then carried nothing.
         self.trial_pause = self.trial_pause.max(UDP_TRIAL_AFTER);
         self.trial_at = now + self.trial_pause;
@@ -165,6 +167,12 @@ impl LinkStream {
         self.opening = None;
         self.tries = 0;
         self.failure = None;
+    }
+
+    /// When the stream is replaced, on a link that has been silent since `since`: a stream that was
+    /// opened later has had less time to answer.
+    pub(crate) fn replaced_at(&self, since: Time) -> Time {
+        since.max(self.opened_at) + STREAM_SILENT_MAX
     }
 
     /// Whether UDP is to be tried beside the stream now.

@@ -1135,6 +1135,28 @@ fn a_stream_that_ended_is_replaced_at_once_and_one_that_is_silent_after_a_while(
 }
 
 #[test]
+fn a_stream_on_a_link_that_was_silent_for_long_has_its_time_to_answer() {
+    let mut bench = without_udp();
+    let refused = Some(StreamFailure::Unreachable);
+    for _ in 0..30 {
+        bench.pass(Span::from_secs(1));
+        if !bench.streams.is_empty() {
+            // A sign-in page that passes neither UDP nor TCP.
+            bench.answer_stream(refused);
+        }
+    }
+    while bench.streams.is_empty() {
+        bench.pass(Span::from_secs(1));
+    }
+    let stream = bench.answer_stream(None).unwrap();
+    bench.look();
+    bench.pass(Span::from_secs(2));
+    assert!(bench.sockets("wlan0").contains(&stream));
+    bench.pass(Span::from_secs(7));
+    assert!(!bench.sockets("wlan0").contains(&stream), "it is silent");
+}
+
+#[test]
 fn udp_that_answers_and_then_carries_nothing_is_tried_ever_more_rarely() {
     let mut bench = without_udp();
     let mut streams = 0;

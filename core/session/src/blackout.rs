@@ -79,10 +79,19 @@ impl SessionPath {
     ) -> Time {
         let recovery = &self.recovery;
         if self.is_stream() {
-            // R-STREAM-3: the connection repeats what is lost by itself.
-            return recovery.probe_at(ack_delay_max, interval_max).max(
-                recovery.probe_after(STREAM_SILENCE_MIN.divided(u64::from(PROBES_BEFORE_SILENT))),
-            );
+            // R-STREAM-3: the connection repeats what is lost by itself, which also makes round trips vary. Until the
+            // path counts as silent there is neither back-off nor a margin for that, or it would count so much
+            // later than a second after the first probe.
+            let share = STREAM_SILENCE_MIN.divided(u64::from(PROBES_BEFORE_SILENT));
+            if self.state != PathState::Silent {
+                let twice = recovery.return_rtt().smoothed().times(2);
+                let usual = recovery.probe_at(ack_delay_max, interval_max);
+                let soon = recovery.probe_after(twice + ack_delay_max);
+                return usual.min(soon).max(recovery.probe_after(share));
+            }
+            return recovery
+                .probe_at(ack_delay_max, interval_max)
+                .max(recovery.probe_after(share));
         }
         if asking == ProbeFrequency::Rarely || self.gated {
             return recovery.probe_at(ack_delay_max, interval_max);

@@ -270,18 +270,18 @@ impl Session {
                 }
                 path.probe_now = true;
                 path.wants |= path::want::PING;
-                if self.role == Role::Initiator
+                let handshakes = self.role == Role::Initiator
                     && path.recovery.probes >= PROBES_BEFORE_KNOCK
                     && !path.recovery.ever_answered()
-                    && !live_besides
-                {
+                    && !live_besides;
+                if handshakes {
                     // The server may lack an id of ours that it needs to accept this path. It then
                     // receives our packets and cannot answer.
                     handshake = Some((path.addresses, path.gated));
                 }
-                if path.is_in_blackout(now, delay)
-                    && (live_besides || path.recovery.ever_answered())
-                {
+                // R-PATH-6: a new path that is the only one may be slow; it has a few more probes.
+                let judged = live_besides || path.recovery.ever_answered() || handshakes;
+                if path.is_in_blackout(now, delay) && judged {
                     // A server cannot do anything about its only path; a device may have another
                     // link.
                     if live_besides {

@@ -30,8 +30,9 @@ const SOCKET_BYTES: usize = 256 * 1024; // a guess
 /// The number of runs of datagrams read from a relay's socket at once.
 const RUNS: usize = 4;
 
-/// The memory charged for a relay to an external address: what is read from its socket at once.
-const RELAY_BYTES: u64 = (RUNS * RECV_BUFFER_BYTES) as u64;
+/// The memory charged for a relay to an external address: what is read from its socket at once, and the socket's
+/// buffers in the kernel, which counts twice what it is asked for.
+const RELAY_BYTES: u64 = (RUNS * RECV_BUFFER_BYTES + 4 * SOCKET_BYTES) as u64;
 
 /// Why a relay was not opened.
 #[derive(Debug, thiserror::Error)]

@@ -13,9 +13,10 @@
 //!
 //! The owner must call [`WindowClamp::update`] from time to time; it returns when to call it again.
 //!
-//! [`multipath`] has sockets of the kernel's MPTCP.
+//! [`multipath`] has sockets of the kernel's MPTCP. [`KernelBuffers`] is what the kernel may hold for a connection.
 #![cfg_attr(not(target_os = "linux"), forbid(unsafe_code))]
 
+mod buffers;
 pub mod multipath;
 #[cfg(target_os = "linux")]
 mod sockopt;
@@ -23,6 +24,7 @@ mod sockopt;
 use std::io;
 use std::os::fd::BorrowedFd;
 
+pub use buffers::KernelBuffers;
 use d2tp_session::{Drwa, DrwaLambda, Span, Time};
 
 /// The lowest limit: four segments of the largest ordinary size, which TCP needs to detect a loss.

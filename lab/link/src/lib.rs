@@ -30,7 +30,7 @@ pub use behaviour::{Behaviour, KindNat};
 pub use d2tp_time::{Span, Time};
 pub use disruption::Disruption;
 pub use holes::{DurationModel, Holes};
-pub use link::{LinkCondition, LinkDirection, LinkModel, LinkReach, seeded};
+pub use link::{LinkCondition, LinkDirection, LinkModel, LinkReach, TcpPassage, seeded};
 pub use loss::{Burst, Loss};
 pub use medium::Medium;
 pub use nat::{MAPPINGS_MAX, Nat, PORT_FIRST};

@@ -5,6 +5,7 @@ use crate::pipe::{Packet, Pipe, Profile, PushOutcome};
 use crate::rate::Rate;
 use d2tp_time::Time;
 use rand_pcg::Pcg32;
+use serde::Deserialize;
 
 /// The random stream of a shared medium, apart from those of the pipes.
 const AIR_STREAM: u64 = 1 << 34;
@@ -36,6 +37,20 @@ impl LinkReach {
     }
 }
 
+/// What happens to TCP connections beyond a link's first hop, where [`LinkReach`] passes TCP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TcpPassage {
+    /// Their segments pass.
+    #[default]
+    Pass,
+    /// A host of the network answers new ones in place of every host, with TLS and a page of its
+    /// own, and resets others.
+    Intercept,
+    /// A host of the network resets them.
+    Reset,
+}
+
 /// The whole condition of a link at an instant.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinkCondition {
@@ -48,6 +63,8 @@ pub struct LinkCondition {
     pub stalled: bool,
     /// The packets that pass beyond its first hop.
     pub reach: LinkReach,
+    /// What happens to TCP connections beyond its first hop.
+    pub tcp: TcpPassage,
     /// The direction from the network to the device.
     pub down: Profile,
     /// The direction from the device to the network.

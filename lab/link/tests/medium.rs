@@ -1,7 +1,8 @@
 //! A medium that both directions share has the rates that the standard's arithmetic gives.
 
 use cedos_lab_link::{
-    LinkCondition, LinkDirection, LinkModel, LinkReach, Medium, Profile, Queue, Rate, Span, Time,
+    LinkCondition, LinkDirection, LinkModel, LinkReach, Medium, Profile, Queue, Rate, Span,
+    TcpPassage, Time,
 };
 
 const DATA_BYTES: u32 = 1500;
@@ -20,6 +21,7 @@ fn link(medium: Medium) -> LinkModel<u64> {
         dead: false,
         stalled: false,
         reach: LinkReach::All,
+        tcp: TcpPassage::Pass,
         down: profile.clone(),
         upward: profile,
     };
@@ -185,6 +187,7 @@ fn a_stall_holds_the_medium_and_its_end_frees_it() {
         dead: false,
         stalled: false,
         reach: LinkReach::All,
+        tcp: TcpPassage::Pass,
         down: link.down().profile().clone(),
         upward: link.upward().profile().clone(),
     };

@@ -11,7 +11,7 @@ use crate::podcasts::Podcasts;
 use crate::properties::{Settings, table_with_properties};
 use crate::transport::Transport;
 use cedos_lab_link::trace::{self, Trace, TraceRow};
-use cedos_lab_link::{Opportunities, Time};
+use cedos_lab_link::{Opportunities, TcpPassage, Time};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -68,7 +68,7 @@ pub struct Scenario {
     /// The idle time after which both ends hibernate, in seconds.
     #[serde(default = "hibernate_after_default")]
     pub hibernate_after_s: f64,
-    /// Whether the proxy accepts streams, for networks that block UDP. Lab only.
+    /// Whether the proxy accepts streams, for networks that block UDP.
     #[serde(default)]
     pub streams: bool,
     /// The number of the proxy's nodes, 1 or 2. They share the key and no state; crashes are the first one's.
@@ -187,6 +187,8 @@ table_with_properties! {
         udp_blocked: Option<bool>,
         /// Answer HTTP as a captive portal and let nothing else pass, or let everything pass again.
         portal: Option<bool>,
+        /// What happens to TCP connections beyond the first hop: `pass`, `intercept` or `reset`.
+        tcp: Option<TcpPassage>,
         /// Get another address without losing the link.
         #[serde(default)]
         new_address: bool,
@@ -222,6 +224,8 @@ table_with_properties! {
         udp_blocked: Option<bool>,
         /// Answer HTTP as a captive portal and let nothing else pass, or let everything pass again.
         portal: Option<bool>,
+        /// What happens to TCP connections beyond the first hop: `pass`, `intercept` or `reset`.
+        tcp: Option<TcpPassage>,
         /// Get another address without losing the link.
         #[serde(default)]
         new_address: bool,

@@ -15,7 +15,7 @@
 use crate::file::{Class, Link, Scenario};
 use crate::properties::{LinkProperties, Settings};
 use cedos_lab_link::trace::{self, TraceRow};
-use cedos_lab_link::{LinkCondition, LinkReach, Rate, Span, Time, seeded};
+use cedos_lab_link::{LinkCondition, LinkReach, Rate, Span, TcpPassage, Time, seeded};
 use rand::Rng;
 
 /// The random stream from which handovers are drawn; links use those from 0 on.
@@ -181,6 +181,7 @@ enum Step {
     Cut(bool),
     BlockUdp(bool),
     Portal(bool),
+    Tcp(TcpPassage),
     NewAddress,
     Rebind,
     Join(String),
@@ -201,6 +202,7 @@ impl Link {
                 cut: at.cut,
                 udp_blocked: at.udp_blocked,
                 portal: at.portal,
+                tcp: at.tcp,
                 new_address: at.new_address,
                 rebind: at.rebind,
             };
@@ -218,6 +220,7 @@ impl Link {
                 cut: repeat.cut,
                 udp_blocked: repeat.udp_blocked,
                 portal: repeat.portal,
+                tcp: repeat.tcp,
                 new_address: repeat.new_address,
                 rebind: repeat.rebind,
             };
@@ -296,6 +299,7 @@ struct Change {
     cut: Option<bool>,
     udp_blocked: Option<bool>,
     portal: Option<bool>,
+    tcp: Option<TcpPassage>,
     new_address: bool,
     rebind: bool,
 }
@@ -310,6 +314,7 @@ impl Change {
         steps.extend(self.cut.map(|cut| (t, Step::Cut(cut))));
         steps.extend(self.udp_blocked.map(|blocked| (t, Step::BlockUdp(blocked))));
         steps.extend(self.portal.map(|portal| (t, Step::Portal(portal))));
+        steps.extend(self.tcp.map(|passage| (t, Step::Tcp(passage))));
         steps.extend(self.up.map(|up| (t, Step::Up(up))));
         steps.extend(self.new_address.then_some((t, Step::NewAddress)));
         steps.extend(self.rebind.then_some((t, Step::Rebind)));
@@ -327,6 +332,7 @@ impl Change {
                 .map(|blocked| (t, Step::BlockUdp(!blocked))),
         );
         steps.extend(self.portal.map(|portal| (t, Step::Portal(!portal))));
+        steps.extend(self.tcp.map(|_| (t, Step::Tcp(TcpPassage::Pass))));
         steps.extend(self.up.map(|up| (t, Step::Up(!up))));
     }
 }
@@ -341,6 +347,7 @@ struct History<'a> {
     cut: bool,
     udp_blocked: bool,
     portal: bool,
+    tcp: TcpPassage,
     up: bool,
     attached_at: Option<Time>,
     addresses: u32,
@@ -362,6 +369,7 @@ impl<'a> History<'a> {
             cut: false,
             udp_blocked: false,
             portal: false,
+            tcp: TcpPassage::Pass,
             up,
             attached_at: None,
             addresses: u32::from(up),
@@ -391,6 +399,7 @@ impl<'a> History<'a> {
             Step::Cut(cut) => self.cut = cut,
             Step::BlockUdp(blocked) => self.udp_blocked = blocked,
             Step::Portal(portal) => self.portal = portal,
+            Step::Tcp(passage) => self.tcp = passage,
             Step::Recorded(row) => {
                 self.record(&row);
                 if let Some(up) = row.up {
@@ -475,6 +484,7 @@ impl<'a> History<'a> {
                 (_, _, true) => LinkReach::NoUdp,
                 _ => LinkReach::All,
             },
+            tcp: self.tcp,
             down,
             upward,
         }

@@ -203,6 +203,10 @@ impl SimDevice {
                     self.links.on_socket(core_now, link, *ticket, made);
                 }
                 LinkAction::DropSocket { socket } => {
+                    if let Some(stream) = self.streams.remove(socket) {
+                        network.streams.drop_now(stream);
+                        continue;
+                    }
                     let current = &mut self.sockets[link_of(*socket)];
                     if *current == Some(*socket) {
                         *current = None;
@@ -215,10 +219,18 @@ impl SimDevice {
                         self.look_at = now;
                     }
                 }
+                LinkAction::ClosePath { socket } if self.streams.contains_key(socket) => {
+                    self.closing.push(*socket);
+                }
                 LinkAction::OpenStream { link, ticket } => {
-                    // Simulated networks have no TCP of the kernel's.
-                    let failure = d2tp_device::StreamFailure::Unreachable;
-                    self.links.on_stream(core_now, link, *ticket, Err(failure));
+                    let number = self.names.iter().position(|name| **name == **link);
+                    match number.filter(|number| network.is_up(*number)) {
+                        Some(number) => network.open_stream(now, number, *ticket),
+                        None => {
+                            let failure = d2tp_device::StreamFailure::Unreachable;
+                            self.links.on_stream(core_now, link, *ticket, Err(failure));
+                        }
+                    }
                 }
                 LinkAction::ReadRadio { link, .. } => self.links.on_radio(core_now, link, None),
                 _ => {}

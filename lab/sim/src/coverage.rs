@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 
-use cedos_lab_link::Counters;
+use cedos_lab_link::{Counters, LinkReach, TcpPassage};
 use cedos_lab_scenario::{EventKind, ScenarioLinkEvent, ScenarioState};
 use d2tp_session::{FlowState, PathState, Session, SessionState};
 
@@ -58,6 +58,10 @@ named! {
         Dead = "dead",
         /// A link stalls with its queue.
         Stall = "stall",
+        /// A network begins to block UDP and passes TCP.
+        UdpBlocked = "udp-blocked",
+        /// A host of the network begins to answer or to reset TCP connections.
+        TcpHeld = "tcp-held",
         /// A link carries packets in one direction only.
         OneWay = "one-way",
         /// A link gets another address at once.
@@ -217,8 +221,12 @@ impl Coverage {
                 let (down, up) = (condition.down.loss.random, condition.upward.loss.random);
                 self.on_fault(if condition.dead {
                     FaultKind::Dead
-                } else if condition.stalled || !condition.reach.passes_udp() {
+                } else if condition.reach == LinkReach::NoUdp {
+                    FaultKind::UdpBlocked
+                } else if condition.stalled || condition.reach != LinkReach::All {
                     FaultKind::Stall
+                } else if condition.tcp != TcpPassage::Pass {
+                    FaultKind::TcpHeld
                 } else if (down >= 1.0) != (up >= 1.0) {
                     FaultKind::OneWay
                 } else {

@@ -18,7 +18,7 @@ use cedos_lab_scenario::{Class, Crash, Direction, Mirror, Offload, Scenario, Sce
 use d2tp_device::{DeviceLinkSettings, DeviceLinks, LinkFacts, LinkUse};
 use d2tp_session::{
     Admission, Endpoint, EndpointConfig, FlowArrival, FlowEnd, FlowId, FlowOptions, LinkId,
-    SecretKey, Session, SessionEvent, SessionId,
+    SecretKey, Session, SessionEvent, SessionId, StreamPathId,
 };
 
 use crate::account::Account;
@@ -81,6 +81,9 @@ pub(crate) struct SimDevice {
     /// The newest socket of each link, while it is open.
     pub(crate) sockets: Vec<Option<LinkId>>,
     sockets_made: u32,
+    /// The sockets that are streams, and those of them that close once no path needs them.
+    pub(crate) streams: BTreeMap<LinkId, StreamPathId>,
+    pub(crate) closing: Vec<LinkId>,
     /// The flows as clients of the scheduler.
     pub(crate) clients: FlowClients,
     /// Whether packets moved since the links' timers were handled.
@@ -134,6 +137,8 @@ impl SimDevice {
             last_links: Vec::new(),
             sockets: vec![None; links],
             sockets_made: 0,
+            streams: BTreeMap::new(),
+            closing: Vec::new(),
             clients: FlowClients::new(std::iter::empty()),
             stirred: false,
             ticked_at: Time::ZERO,
@@ -168,6 +173,8 @@ impl SimDevice {
         });
         self.last_links.clear();
         self.sockets.fill(None);
+        self.streams.clear();
+        self.closing.clear();
         let paid = |account: &Account| {
             let links = self.classes.iter().enumerate();
             let paid = links.filter(|(_, class)| **class != Class::Free);
@@ -182,10 +189,14 @@ impl SimDevice {
 
     /// Assigns the number of a new socket on a link; packets arrive at that one from now on.
     pub(crate) fn new_socket(&mut self, link: usize) -> LinkId {
-        self.sockets_made += 1;
-        let socket = LinkId(self.sockets_made * LINKS_MAX + link as u32);
+        let socket = self.socket_number(link);
         self.sockets[link] = Some(socket);
         socket
+    }
+
+    pub(crate) fn socket_number(&mut self, link: usize) -> LinkId {
+        self.sockets_made += 1;
+        LinkId(self.sockets_made * LINKS_MAX + link as u32)
     }
 
     /// Records that packets move, so that the links are updated soon, as in the driver.
@@ -504,7 +515,11 @@ impl SimDevice {
         log: &mut Log,
     ) -> Result<bool, SimFault> {
         let link = delivery.link;
-        let Some(number) = self.sockets[link] else {
+        let number = match delivery.stream {
+            Some(stream) => self.socket_of(stream),
+            None => self.sockets[link],
+        };
+        let Some(number) = number else {
             // There is no socket any more.
             return Ok(false);
         };
@@ -686,9 +701,20 @@ impl SimDevice {
         log: &mut Log,
     ) -> Result<bool, SimFault> {
         let (names, core_now) = (&self.names, self.host.clock.core(now));
-        let sockets = &self.sockets;
+        let (sockets, streams) = (&self.sockets, &self.streams);
         let any = self.host.transmit(now, buf, |endpoint, t, datagram| {
             let link = link_of(t.link);
+            if let Some(stream) = StreamPathId::of(&t.remote) {
+                if streams.contains_key(&t.link) {
+                    network.streams.send(stream, datagram);
+                    log.note(now, "device", || {
+                        let (bytes, hash, name) =
+                            (datagram.len(), log::hash(datagram), &names[link]);
+                        format!("sends {bytes} on {name} in stream {}, {hash:08x}", stream.0)
+                    });
+                }
+                return;
+            }
             if sockets[link] != Some(t.link) {
                 // Its socket is closed.
                 return;
@@ -702,6 +728,7 @@ impl SimDevice {
                 endpoint.on_too_big(core_now, t.link, datagram.len());
             }
         })?;
+        self.close_streams(network);
         if any {
             self.stir(now);
         }

@@ -9,6 +9,9 @@
 //! One of eight seeds is of another kind: one link is good, another one never answers or ceases to,
 //! and the guarantees of a device must hold (`CONNECT_S_MAX`, `SILENCE_S_MAX`).
 //!
+//! Networks also block UDP, and portals and middleboxes answer or reset TCP. Where the proxy accepts
+//! streams, the link that recovers may go on without UDP.
+//!
 //! Each scenario is text in the form of a scenario file, so a failing seed can be kept as a file.
 
 use std::fmt::Write;
@@ -37,6 +40,9 @@ const UNANSWERED_EVERY: u64 = 8;
 pub(crate) const CONNECT_S_MAX: f64 = 2.5;
 /// The longest silence of a flow when its link ceases to answer.
 pub(crate) const SILENCE_S_MAX: f64 = 1.5;
+/// The same where the link may have carried a stream: TCP has a second to repeat what is lost
+/// (R-STREAM-3).
+pub(crate) const STREAM_SILENCE_S_MAX: f64 = 2.0;
 
 /// States that crashes wait for: they last only for a moment, or few runs reach them.
 const AMBUSHES: [(&str, ScenarioState); 12] = [
@@ -60,6 +66,7 @@ pub fn scenario_text(seed: u64, salt: u64) -> String {
         rng: seeded(seed ^ salt.rotate_left(32), FUZZ_STREAM),
         heal_s: HEAL_S,
         outage: None,
+        streams: false,
     };
     let mut out = String::new();
     let drawn = match seed % UNANSWERED_EVERY == UNANSWERED_EVERY - 1 {
@@ -75,6 +82,8 @@ struct Draw {
     heal_s: f64,
     /// When no link is up: from, until.
     outage: Option<(f64, f64)>,
+    /// Whether the proxy accepts streams.
+    streams: bool,
 }
 
 impl Draw {
@@ -121,6 +130,8 @@ impl Draw {
             "about = \"Drawn from a seed: faults until {heal_s} s, then one link heals.\""
         )?;
         writeln!(out, "seed = {seed}\nduration_s = {end_s}")?;
+        self.streams = self.chance(0.7);
+        writeln!(out, "streams = {}", self.streams)?;
         if self.chance(0.5) {
             writeln!(out, "hibernate_after_s = {}", self.between(0.0, 30.0))?;
         }
@@ -167,7 +178,14 @@ impl Draw {
             "about = \"Drawn from a seed: one link does not answer, the other is good.\""
         )?;
         writeln!(out, "seed = {seed}\nduration_s = 120")?;
+        let streams = self.chance(0.5);
+        writeln!(out, "streams = {streams}")?;
+        let silence_s = match streams {
+            true => STREAM_SILENCE_S_MAX,
+            false => SILENCE_S_MAX,
+        };
         let silent = [
+            ("udp_blocked = true", "udp_blocked = false"),
             ("dead = true", "dead = false"),
             ("cut = true", "cut = false"),
             ("stall = true", "stall = false"),
@@ -224,7 +242,7 @@ impl Draw {
                     "flows[{number}].first_byte_s <= {}",
                     start_s + CONNECT_S_MAX
                 ),
-                format!("flows[{number}].silence_max_s <= {SILENCE_S_MAX}"),
+                format!("flows[{number}].silence_max_s <= {silence_s}"),
             ] {
                 writeln!(out, "\n[[expect]]\ntext = \"{expected}\"")?;
             }
@@ -413,14 +431,18 @@ impl Draw {
             "dead = true",
             "stall = true",
             "cut = true",
+            "udp_blocked = true",
+            "portal = true",
+            "tcp = \"reset\"",
+            "tcp = \"intercept\"",
             "loss_down = 1",
             "loss_up = 1",
             "down_mbps = 0.05\nup_mbps = 0.05\nrtt_ms = 900",
         ] {
-            let p = if what.starts_with("loss") || what.starts_with("down") {
-                0.15
-            } else {
-                0.35
+            let p = match what.split(' ').next() {
+                Some("portal" | "tcp") => 0.1,
+                Some("loss_down" | "loss_up" | "down_mbps") => 0.15,
+                _ => 0.35,
             };
             if self.chance(p) {
                 let every_s = self.between(4.0, 40.0);
@@ -471,6 +493,10 @@ impl Draw {
         writeln!(out, "\n[[link.at]]\nt_s = {heal_s}")?;
         if healed || others_stay {
             writeln!(out, "up = true\ndead = false\nstall = false\ncut = false")?;
+            writeln!(out, "portal = false\ntcp = \"pass\"")?;
+            // What is left then travels in a stream.
+            let blocked = healed && self.streams && self.chance(0.3);
+            writeln!(out, "udp_blocked = {blocked}")?;
         }
         if healed {
             writeln!(

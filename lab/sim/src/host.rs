@@ -83,6 +83,11 @@ impl<S: Clone> SimHost<S> {
         self.stopped.is_some()
     }
 
+    /// Whether its machine has stopped, and will begin anew.
+    pub(crate) fn is_crashed(&self) -> bool {
+        self.stopped.as_ref().is_some_and(|s| s.found.is_some())
+    }
+
     /// Stops the process without warning.
     pub(crate) fn stop(&mut self, now: Time, crash: &Crash, log: &mut Log) {
         log.note(now, self.name, || match crash.how {

@@ -7,20 +7,27 @@
 //!
 //! Each attachment of a link has its own address and, with a NAT, its own NAT, so packets to an
 //! earlier one are dropped. A damaged packet is passed to the core unchanged: a kernel would drop
-//! most of them by their checksum, but the core must handle all of them.
+//! most of them by their checksum, but the core must handle all of them. Streams travel as TCP
+//! segments on the same pipes (`network/segments.rs`).
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use cedos_lab_link::{
-    Counters, LinkDirection, LinkModel, Nat, Packet, Profile, PushOutcome, Span, Time,
+    Counters, LinkDirection, LinkModel, Nat, Packet, Profile, PushOutcome, Span, TcpPassage, Time,
 };
 use cedos_lab_scenario::{
     CrashedEnd, EventKind, Family, LinkReport, MTU_V6_MIN, NatKind, Scenario, ScenarioLinkEvent,
     Timeline,
 };
+use d2tp_session::StreamPathId;
 use rand::Rng;
 
 use crate::archive::Archive;
+use crate::stream_paths::SimStreams;
+
+mod segments;
+
+use segments::SimSegment;
 
 /// The address of the proxy.
 const PROXY_V4: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
@@ -35,6 +42,10 @@ const DEVICE_PORT_FIRST: u16 = 40_000;
 /// of a second, and every probe's answer well before the run counts as stuck
 const GOOD_BITS_PER_SECOND: u64 = 50_000;
 const GOOD_DELAY: Span = Span::from_millis(2_000);
+/// The same for a link without UDP: TCP carries little under more loss, and a stream that is not
+/// open after 10 s is given up. // a guess
+const STREAM_LOSS_MAX: f64 = 0.05;
+const STREAM_GOOD_DELAY: Span = Span::from_millis(500);
 /// Bytes of the IP and UDP headers.
 const HEADERS_V4_BYTES: usize = 28;
 const HEADERS_V6_BYTES: usize = 48;
@@ -47,9 +58,19 @@ pub(crate) struct SimDatagram {
     bytes: Vec<u8>,
 }
 
-impl Packet for SimDatagram {
+/// A packet on a link.
+#[derive(Clone, Debug)]
+enum SimPacket {
+    Datagram(SimDatagram),
+    Segment(SimSegment),
+}
+
+impl Packet for SimPacket {
     fn corrupt(&mut self, entropy: u64) {
-        self.bytes.corrupt(entropy);
+        match self {
+            SimPacket::Datagram(datagram) => datagram.bytes.corrupt(entropy),
+            SimPacket::Segment(segment) => segment.damage(),
+        }
     }
 }
 
@@ -73,8 +94,22 @@ pub(crate) struct Delivery {
     pub link: usize,
     /// The sender's address, as the receiver sees it.
     pub from: SocketAddr,
+    /// The stream in which it arrived, if it did in one.
+    pub stream: Option<StreamPathId>,
     /// Its payload.
     pub bytes: Vec<u8>,
+}
+
+impl Delivery {
+    /// A packet that arrived in a stream.
+    pub(crate) fn in_stream(link: usize, stream: StreamPathId, bytes: Vec<u8>) -> Delivery {
+        Delivery {
+            link,
+            from: stream.address(),
+            stream: Some(stream),
+            bytes,
+        }
+    }
 }
 
 /// How packets of an attachment reach the proxy.
@@ -94,7 +129,8 @@ struct Access {
     class: &'static str,
     family: Family,
     nat_kind: NatKind,
-    pipes: LinkModel<SimDatagram>,
+    pipes: LinkModel<SimPacket>,
+    tcp: TcpPassage,
     up: bool,
     dead: bool,
     stalled: bool,
@@ -103,6 +139,8 @@ struct Access {
     local: SocketAddr,
     way: Reach,
     nat: Nat<SocketAddr>,
+    /// The same for TCP, whose mappings no NAT forgets within hours. // RFC 5382 REQ-5
+    tcp_nat: Nat<SocketAddr>,
     bytes_up: u64,
 }
 
@@ -112,6 +150,12 @@ pub(crate) struct SimNetwork {
     timeline: Timeline,
     next_port: u16,
     seed: u64,
+    /// The ends of streams.
+    pub(crate) streams: SimStreams,
+    /// Whether the proxy accepts streams.
+    accepts_streams: bool,
+    /// Whether the machines of device and proxy have crashed, so that no packet is answered.
+    pub(crate) machines_off: [bool; 2],
     /// Samples of the datagrams to the device and to the proxy, if replays are possible.
     archives: Option<[Archive; 2]>,
     /// The packets that passed the device, if they are recorded.
@@ -134,6 +178,7 @@ impl SimNetwork {
                     family: link.family,
                     nat_kind: link.nat,
                     pipes: LinkModel::new(&condition, scenario.seed, number as u64),
+                    tcp: TcpPassage::Pass,
                     up: false,
                     dead: false,
                     stalled: false,
@@ -144,6 +189,7 @@ impl SimNetwork {
                         .nat_idle_s
                         .map(Span::from_secs_f64)
                         .map_or_else(Nat::new, Nat::with_idle),
+                    tcp_nat: Nat::new(),
                     bytes_up: 0,
                 }
             })
@@ -153,6 +199,9 @@ impl SimNetwork {
             timeline: scenario.timeline(),
             next_port: DEVICE_PORT_FIRST,
             seed: scenario.seed,
+            streams: SimStreams::default(),
+            accepts_streams: scenario.streams,
+            machines_off: [false; 2],
             archives: (!scenario.replays.is_empty())
                 .then(|| [0, 1].map(|n| Archive::new(scenario.seed, n))),
             passages: None,
@@ -164,6 +213,7 @@ impl SimNetwork {
         let pipes = self.links.iter().filter_map(|l| l.pipes.next_event());
         pipes
             .chain(self.timeline.next_at())
+            .chain([self.streams.next_at()])
             .min()
             .unwrap_or(Time::NEVER)
     }
@@ -179,13 +229,18 @@ impl SimNetwork {
         link.up = event.condition.up;
         link.dead = event.condition.dead;
         link.stalled = event.condition.stalled;
+        link.tcp = event.condition.tcp;
         match event.kind {
             EventKind::Up { address } | EventKind::NewAddress { address } => {
                 link.address = address;
                 link.nat.rebind();
+                link.tcp_nat.rebind();
                 self.open_socket(event.link);
             }
-            EventKind::Rebind => link.nat.rebind(),
+            EventKind::Rebind => {
+                link.nat.rebind();
+                link.tcp_nat.rebind();
+            }
             EventKind::Down | EventKind::Attaching | EventKind::Changed => {}
         }
         Some(event)
@@ -193,8 +248,7 @@ impl SimNetwork {
 
     /// Opens a fresh socket of the device on the link.
     pub(crate) fn open_socket(&mut self, number: usize) {
-        let port = self.next_port;
-        self.next_port = port.checked_add(1).unwrap_or(DEVICE_PORT_FIRST);
+        let port = self.new_port();
         let link = &mut self.links[number];
         let (n, a) = (number as u32, link.address);
         let inner = Ipv4Addr::from(0x0a00_0002 | n << 20 | (a % 4096) << 8);
@@ -206,6 +260,12 @@ impl SimNetwork {
             (Family::V6 | Family::Both, _) => (SocketAddr::from((v6, port)), Reach::Own),
             (Family::Nat64, _) => (SocketAddr::from((v6, port)), Reach::Nat64(outer)),
         };
+    }
+
+    fn new_port(&mut self) -> u16 {
+        let port = self.next_port;
+        self.next_port = port.checked_add(1).unwrap_or(DEVICE_PORT_FIRST);
+        port
     }
 
     /// The device's own address on the link.
@@ -236,24 +296,34 @@ impl SimNetwork {
             let from = link.seen_from(now);
             to_proxy.offer(number, from, bytes);
         }
-        let datagram = SimDatagram {
+        let datagram = SimPacket::Datagram(SimDatagram {
             from: link.local,
             to,
             bytes: bytes.to_vec(),
-        };
-        let verdict = link.pipes.push(LinkDirection::Up, now, size, datagram);
+        });
+        self.push_up(now, number, size, datagram)
+    }
+
+    /// Offers a packet of the device to a link.
+    fn push_up(&mut self, now: Time, number: usize, size: u32, packet: SimPacket) -> PushOutcome {
+        let link = &mut self.links[number];
+        let verdict = link.pipes.push(LinkDirection::Up, now, size, packet);
         if matches!(verdict, PushOutcome::Queued | PushOutcome::QueueFull) {
             link.bytes_up += u64::from(size);
-            self.passages.iter_mut().for_each(|passages| {
-                passages.push(PassedPacket {
-                    at: now,
-                    link: number,
-                    way: LinkDirection::Up,
-                    bytes: size,
-                });
-            });
+            self.note_passage(now, number, LinkDirection::Up, size);
         }
         verdict
+    }
+
+    fn note_passage(&mut self, at: Time, link: usize, way: LinkDirection, bytes: u32) {
+        if let Some(passages) = &mut self.passages {
+            passages.push(PassedPacket {
+                at,
+                link,
+                way,
+                bytes,
+            });
+        }
     }
 
     /// Sends a datagram of the proxy. Returns the link, if its address leads to one.
@@ -275,11 +345,11 @@ impl SimNetwork {
         if let Some([to_device, _]) = &mut self.archives {
             to_device.offer(number, from, bytes);
         }
-        let datagram = SimDatagram {
+        let datagram = SimPacket::Datagram(SimDatagram {
             from,
             to: inner,
             bytes: bytes.to_vec(),
-        };
+        });
         let verdict = self.links[number]
             .pipes
             .push(LinkDirection::Down, now, size, datagram);
@@ -288,9 +358,16 @@ impl SimNetwork {
 
     /// The next datagram that reaches the proxy by `now`.
     pub(crate) fn next_for_proxy(&mut self, now: Time) -> Option<Delivery> {
-        for (number, link) in self.links.iter_mut().enumerate() {
-            while let Some(datagram) = link.pipes.pop(LinkDirection::Up, now) {
-                assert!(link.up, "a packet crossed {}, which is down", link.name);
+        for number in 0..self.links.len() {
+            while let Some(packet) = self.pop(now, number, LinkDirection::Up) {
+                let datagram = match packet {
+                    SimPacket::Datagram(datagram) => datagram,
+                    SimPacket::Segment(segment) => {
+                        self.on_segment_up(now, number, segment);
+                        continue;
+                    }
+                };
+                let link = &mut self.links[number];
                 let passes = link.pipes.reach().passes_udp() && reaches_proxy(datagram.to);
                 if datagram.from != link.local || !passes {
                     continue;
@@ -298,6 +375,7 @@ impl SimNetwork {
                 return Some(Delivery {
                     link: number,
                     from: link.seen_from(now),
+                    stream: None,
                     bytes: datagram.bytes,
                 });
             }
@@ -307,28 +385,37 @@ impl SimNetwork {
 
     /// The next datagram that reaches the device by `now`.
     pub(crate) fn next_for_device(&mut self, now: Time) -> Option<Delivery> {
-        for (number, link) in self.links.iter_mut().enumerate() {
-            while let Some(datagram) = link.pipes.pop(LinkDirection::Down, now) {
-                assert!(link.up, "a packet crossed {}, which is down", link.name);
-                if datagram.to == link.local {
+        for number in 0..self.links.len() {
+            while let Some(packet) = self.pop(now, number, LinkDirection::Down) {
+                let datagram = match packet {
+                    SimPacket::Datagram(datagram) => datagram,
+                    SimPacket::Segment(segment) => {
+                        self.on_segment_down(now, number, segment);
+                        continue;
+                    }
+                };
+                let local = self.links[number].local;
+                if datagram.to == local {
                     let SimDatagram { from, bytes, .. } = datagram;
-                    self.passages.iter_mut().for_each(|passages| {
-                        passages.push(PassedPacket {
-                            at: now,
-                            link: number,
-                            way: LinkDirection::Down,
-                            bytes: (bytes.len() + headers_bytes(link.local)) as u32,
-                        });
-                    });
+                    let size = (bytes.len() + headers_bytes(local)) as u32;
+                    self.note_passage(now, number, LinkDirection::Down, size);
                     return Some(Delivery {
                         link: number,
                         from,
+                        stream: None,
                         bytes,
                     });
                 }
             }
         }
         None
+    }
+
+    fn pop(&mut self, now: Time, number: usize, way: LinkDirection) -> Option<SimPacket> {
+        let link = &mut self.links[number];
+        let packet = link.pipes.pop(way, now)?;
+        assert!(link.up, "a packet crossed {}, which is down", link.name);
+        Some(packet)
     }
 
     /// A datagram that was sent to this end before, as it would arrive if it were sent again;
@@ -352,6 +439,7 @@ impl SimNetwork {
         Some(Delivery {
             link,
             from,
+            stream: None,
             bytes: copy.bytes,
         })
     }
@@ -394,19 +482,22 @@ impl SimNetwork {
     /// so that progress can be required.
     pub(crate) fn is_good(&self, number: usize) -> bool {
         let link = &self.links[number];
+        let udp = link.pipes.reach().passes_udp();
         let carries = |profile: &Profile| {
-            arrives(profile) >= 0.5
+            let loss_max = if udp { 0.5 } else { STREAM_LOSS_MAX };
+            1.0 - arrives(profile) <= loss_max
+                && (udp || profile.reorder <= STREAM_LOSS_MAX)
                 && profile
                     .rate
                     .bits_per_second()
                     .is_none_or(|bps| bps >= GOOD_BITS_PER_SECOND)
-                && profile.delay <= GOOD_DELAY
+                && profile.delay <= if udp { GOOD_DELAY } else { STREAM_GOOD_DELAY }
                 && profile.mtu_bytes >= MTU_V6_MIN
         };
         link.up
             && !link.dead
             && !link.stalled
-            && link.pipes.reach().passes_udp()
+            && (udp || self.passes_streams(link))
             && carries(link.pipes.down().profile())
             && carries(link.pipes.upward().profile())
     }

@@ -8,7 +8,7 @@ use cedos_lab_link::Time;
 use cedos_lab_scenario::{Crash, Scenario};
 use d2tp_session::{
     Admission, Endpoint, EndpointConfig, FlowArrival, FlowId, LinkId, SecretKey, Session,
-    SessionEvent, SessionId,
+    SessionEvent, SessionId, StreamPathId,
 };
 
 use crate::fault::SimFault;
@@ -18,6 +18,10 @@ use crate::journal::{Commit, aged};
 use crate::log::{self, Log};
 use crate::network::{Delivery, SimNetwork};
 use crate::stream::{REQUEST_BYTES, SimRequest, SimSink, SimSource};
+
+/// The link numbers of the proxy's UDP socket and of all its streams.
+const UDP_LINK: LinkId = LinkId(0);
+const STREAM_LINK: LinkId = LinkId(1);
 
 /// The application's state of a flow.
 #[derive(Clone, Debug)]
@@ -203,9 +207,16 @@ impl Proxy {
     /// Handles a datagram. Returns its payload by flow.
     pub(crate) fn on_datagram(&mut self, now: Time, delivery: Delivery) -> Vec<FlowArrival> {
         let session = self.session_id();
+        let link = delivery.stream.map_or(UDP_LINK, |_| STREAM_LINK);
         self.host
-            .take_in(now, LinkId(0), delivery, session)
+            .take_in(now, link, delivery, session)
             .unwrap_or_default()
+    }
+
+    /// Handles the end of a stream.
+    pub(crate) fn on_stream_closed(&mut self, now: Time, stream: StreamPathId) {
+        let core_now = self.host.clock.core(now);
+        self.host.endpoint.on_stream_closed(core_now, stream);
     }
 
     /// Lets the application handle the core's events.
@@ -287,6 +298,13 @@ impl Proxy {
         log: &mut Log,
     ) -> Result<bool, SimFault> {
         self.host.transmit(now, buf, |_, t, datagram| {
+            if let Some(stream) = StreamPathId::of(&t.remote) {
+                network.streams.send(stream, datagram);
+                return log.note(now, "proxy", || {
+                    let (bytes, hash) = (datagram.len(), log::hash(datagram));
+                    format!("sends {bytes} in stream {}, {hash:08x}", stream.0)
+                });
+            }
             let outcome = network.send_down(now, t.remote, datagram);
             log.note(now, "proxy", || {
                 let (bytes, hash) = (datagram.len(), log::hash(datagram));

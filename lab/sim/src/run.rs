@@ -25,6 +25,7 @@ use crate::log::Log;
 use crate::network::{Delivery, PassedPacket, SimNetwork};
 use crate::proxy::Proxy;
 use crate::strategy::Strategy;
+use crate::stream_paths::{StreamEvent, StreamRole};
 use crate::viewer::{ViewerConfig, ViewingReport};
 
 /// The time without progress, over a permitted link that carries packets, after which the core
@@ -436,9 +437,19 @@ impl<'a> SimRun<'a> {
             self.coverage.on_fault(FaultKind::LostCommits);
             self.liars.push(crash.who);
         }
-        match crash.who {
-            CrashedEnd::Device => self.device.stop(self.now, crash, &mut self.log),
-            CrashedEnd::Proxy => self.proxy.stop(self.now, crash, &mut self.log),
+        let (role, crashed) = match crash.who {
+            CrashedEnd::Device => {
+                self.device.stop(self.now, crash, &mut self.log);
+                (StreamRole::Device, self.device.host.is_crashed())
+            }
+            CrashedEnd::Proxy => {
+                self.proxy.stop(self.now, crash, &mut self.log);
+                (StreamRole::Proxy, self.proxy.host.is_crashed())
+            }
+        };
+        if crashed {
+            // Its TCP is gone too, without a word to the peer.
+            self.network.streams.forget(role);
         }
     }
 
@@ -469,6 +480,10 @@ impl<'a> SimRun<'a> {
 
     fn deliver(&mut self) -> Result<(), SimFault> {
         let now = self.now;
+        let hosts = (&self.device.host, &self.proxy.host);
+        self.network.machines_off = [hosts.0.is_crashed(), hosts.1.is_crashed()];
+        self.network.streams.device_is_away = hosts.0.is_away();
+        self.network.streams.on_time(now);
         while let Some(delivery) = self.network.next_for_device(now) {
             self.hand_to_device(delivery)?;
         }
@@ -500,8 +515,8 @@ impl<'a> SimRun<'a> {
     /// Lets both ends send what they can send now.
     fn talk(&mut self, mut look: bool) -> Result<(), SimFault> {
         let now = self.now;
-        let log = &mut self.log;
         for _ in 0..STEPS_MAX {
+            let log = &mut self.log;
             let mut any = self.device.attend(now, log)?;
             any |= self.proxy.attend(now, log)?;
             if self.proxy.take_met() {
@@ -523,6 +538,7 @@ impl<'a> SimRun<'a> {
             any |= self
                 .proxy
                 .transmit(now, &mut self.network, &mut self.buf, log)?;
+            any |= self.run_streams()?;
             if !any {
                 return Ok(());
             }
@@ -532,6 +548,53 @@ impl<'a> SimRun<'a> {
             at_s: now.as_secs_f64(),
             what,
         })
+    }
+
+    /// Lets the ends of streams read and write. Returns whether a core learned anything.
+    fn run_streams(&mut self) -> Result<bool, SimFault> {
+        let now = self.now;
+        if self.network.streams.is_empty() {
+            return Ok(false);
+        }
+        let mut any = false;
+        if !self.device.host.is_away() {
+            for news in self.network.streams.run(now, StreamRole::Device) {
+                any = true;
+                for delivery in self.device.on_stream(now, news, &mut self.log) {
+                    self.hand_to_device(delivery)?;
+                }
+            }
+            for (stream, room) in self.network.streams.take_rooms(StreamRole::Device) {
+                any = true;
+                self.device.host.endpoint.on_stream_room(stream, room);
+            }
+        }
+        if !self.proxy.host.is_away() {
+            for news in self.network.streams.run(now, StreamRole::Proxy) {
+                any = true;
+                let (stream, link) = (news.stream, news.link);
+                match news.event {
+                    StreamEvent::Packets(packets) => {
+                        for bytes in packets {
+                            self.hand_to_proxy(Delivery::in_stream(link, stream, bytes))?;
+                        }
+                    }
+                    StreamEvent::Ended => {
+                        self.log
+                            .note(now, "proxy", || format!("stream {} ends", stream.0));
+                        self.proxy.on_stream_closed(now, stream);
+                    }
+                    StreamEvent::Opened | StreamEvent::Failed(_) => {}
+                }
+            }
+            for (stream, room) in self.network.streams.take_rooms(StreamRole::Proxy) {
+                any = true;
+                self.proxy.host.endpoint.on_stream_room(stream, room);
+            }
+        }
+        self.network.streams.run(now, StreamRole::Interceptor);
+        self.network.send_segments(now);
+        Ok(any)
     }
 
     fn keep(&mut self) {

@@ -344,3 +344,32 @@ fn a_small_probe_proves_an_address_after_many_losses() {
     let path = p.server.session(id).unwrap().path_stats()[0].clone();
     assert_eq!((path.addresses.remote, path.proved), (moved, true));
 }
+
+// R-PATH-6
+#[test]
+fn an_only_path_on_which_nothing_was_ever_acknowledged_counts_as_silent_too() {
+    let mut p = Pair::new();
+    p.open_path(0, false);
+    let is_up = |p: &Pair| {
+        let session = p.device.session(p.session).unwrap();
+        session.state() == SessionState::Established
+    };
+    assert!(p.run_until(Span::from_secs(1), is_up));
+    // A network that passes the handshake and nothing after it.
+    p.silence(0);
+    let _flow = p.request(1_000, FlowOptions::default());
+    let is_silent = |p: &Pair| {
+        let session = p.device.session(p.session).unwrap();
+        session
+            .path_stats()
+            .iter()
+            .all(|path| path.state == PathState::Silent)
+    };
+    assert!(
+        p.run_until(Span::from_secs(5), is_silent),
+        "the device looks for another way"
+    );
+    let told = p.device_events.iter();
+    let mut told = told.filter(|(_, _, event)| matches!(event, SessionEvent::PathSilent { .. }));
+    assert!(told.next().is_some());
+}

@@ -86,6 +86,25 @@ fn a_stream_that_stands_still_has_nothing_repeated() {
 
 // R-STREAM-3
 #[test]
+fn a_stream_is_silent_a_second_after_the_first_packet_without_an_answer() {
+    let mut p = by_stream(config());
+    let _flow = p.request(20_000_000, FlowOptions::default());
+    p.run_for(Span::from_millis(700));
+    // A deep queue makes probe timeouts long.
+    let timeout = paths(&p)[0].rtt.times(2);
+    p.silence(STREAM);
+    let heard = p.now;
+    let is_silent = |p: &Pair| paths(p)[0].state == PathState::Silent;
+    assert!(p.run_until(Span::from_secs(9), is_silent));
+    // What waits for payload asks after two probe timeouts (R-PATH-9).
+    let asked = (timeout.times(2)).max(Span::from_millis(250)) + Span::from_millis(100);
+    let took = p.now.since(heard);
+    assert!(took >= Span::from_secs(1), "{took:?}");
+    assert!(took <= Span::from_secs(1) + asked, "{took:?}");
+}
+
+// R-STREAM-3
+#[test]
 fn another_path_takes_over_what_a_silent_stream_holds() {
     let mut p = by_stream(config());
     let flow = p.request(2_000_000, FlowOptions::default());

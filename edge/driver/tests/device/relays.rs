@@ -125,7 +125,7 @@ async fn a_listener_that_reads_late_hears_the_end_of_every_call() {
 
 #[tokio::test]
 async fn relays_to_addresses_without_room_in_memory_are_refused_and_one_that_ends_makes_room() {
-    let memory = MemoryPool::new(10_000_000);
+    let memory = MemoryPool::new(40_000_000);
     let server = relaying(&memory);
     let (_caller, _near, far) = client(&server, 8).await;
     let hosting = far.relays().expect("the server relays");

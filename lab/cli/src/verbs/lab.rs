@@ -186,6 +186,15 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
 
 fn build(args: &LabRunArgs) -> anyhow::Result<World> {
     let mut scenario = Scenario::load(&args.file)?;
+    let held = |link: &&cedos_lab_scenario::Link| {
+        let repeated = link.repeat.iter().map(|repeat| repeat.tcp);
+        let mut all = link.at.iter().map(|at| at.tcp).chain(repeated);
+        all.any(|passage| passage.is_some())
+    };
+    if let Some(link) = scenario.links.iter().find(held) {
+        let (name, file) = (&link.name, args.file.display());
+        bail!("link {name}: the lab knows no `tcp`; use `cedos sim run {file}`");
+    }
     match &args.over {
         Some(over) if over.is_multipath() => {
             if *over == KernelTransport::Mptcp {

@@ -52,6 +52,9 @@ struct SimRunArgs {
     /// Use this seed instead of the file's.
     #[arg(long)]
     seed: Option<u64>,
+    /// Use the times that `vary` draws from this seed, and its expectations, instead of the file's.
+    #[arg(long, value_name = "SEED", conflicts_with = "seed")]
+    times: Option<u64>,
     /// Print one JSON object instead of a table.
     #[arg(long)]
     json: bool,
@@ -113,6 +116,9 @@ fn run_one(args: &SimRunArgs) -> anyhow::Result<ExitCode> {
     if let Some(seed) = args.seed {
         scenario.seed = seed;
     }
+    if let Some(seed) = args.times {
+        scenario = vary::varied(&scenario, seed);
+    }
     let mut log = match &args.log {
         Some(path) => {
             let file = File::create(path).with_context(|| format!("{}", path.display()))?;
@@ -123,7 +129,9 @@ fn run_one(args: &SimRunArgs) -> anyhow::Result<ExitCode> {
     let outcome = cedos_lab_sim::run(&scenario, log.as_mut().map(|log| log as &mut dyn Write))
         .with_context(|| {
             let file = args.file.display();
-            format!("repeat with: cedos sim run {file} --seed {}", scenario.seed)
+            let option = args.times.map_or("seed", |_| "times");
+            let seed = scenario.seed;
+            format!("repeat with: cedos sim run {file} --{option} {seed}")
         })?;
     if let Some(log) = &mut log {
         log.flush().context("the log cannot be written")?;
@@ -203,9 +211,7 @@ fn vary_one(args: &VaryArgs) -> anyhow::Result<ExitCode> {
     let run = |seed| vary::try_varied(&scenario, seed);
     let tried = fuzz::try_each(seeds, 0, run, |failing| {
         let (seed, what) = (failing.seed, &failing.what);
-        print_stdout(&format!(
-            "cedos sim vary {file} --first {seed} --seeds 1\n  {what}"
-        ));
+        print_stdout(&format!("cedos sim run {file} --times {seed}\n  {what}"));
     });
     print_stdout(&format!(
         "{} of {} seeds failed",

@@ -6,4 +6,5 @@ mod grants;
 mod peers;
 mod scenarios;
 mod strategy;
+mod streams;
 mod video;

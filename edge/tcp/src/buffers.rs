@@ -1,0 +1,50 @@
+//! How many bytes the kernel may hold for a connection, and how many it holds.
+//!
+//! ```text
+//!  peer ──▶ receive buffer: unread, and behind a gap ──▶ program ──▶ send buffer: unsent, and in flight ──▶ peer
+//!           the kernel enlarges it as the program reads              as the peer acknowledges
+//! ```
+//!
+//! A buffer whose limit a program sets is no longer enlarged by the kernel. The limit that can be set has a
+//! maximum of its own (`net.core.rmem_max`, `net.core.wmem_max`) unless the process may administer the network.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+/// The memory of a connection in the kernel, in bytes as the kernel counts them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KernelBuffers {
+    /// The limit of what is received and not read.
+    pub receive_max: u64,
+    /// The limit of what is written and not acknowledged.
+    pub send_max: u64,
+    /// Bytes that are received and not read.
+    pub received: u64,
+    /// Bytes that are written and not acknowledged.
+    pub sent: u64,
+}
+
+impl KernelBuffers {
+    /// What the kernel says of a socket.
+    ///
+    /// # Errors
+    /// It is not a socket.
+    #[cfg(target_os = "linux")]
+    pub fn of(socket: BorrowedFd<'_>) -> io::Result<KernelBuffers> {
+        crate::sockopt::buffers(socket)
+    }
+
+    /// Nothing on this system, which does not say.
+    ///
+    /// # Errors
+    /// There are none.
+    #[cfg(not(target_os = "linux"))]
+    pub fn of(_socket: BorrowedFd<'_>) -> io::Result<KernelBuffers> {
+        Ok(KernelBuffers::default())
+    }
+
+    /// The most that the kernel holds with these limits.
+    pub fn max(&self) -> u64 {
+        self.receive_max + self.send_max
+    }
+}

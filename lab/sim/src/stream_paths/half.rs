@@ -1,0 +1,186 @@
+//! One end of a stream: the program that opens it or answers, and carries packets.
+
+use cedos_lab_link::{Span, Time};
+use d2tp_device::StreamFailure;
+
+use super::messages::{MessageKind, MessageReader, packets};
+use super::packet_queue::PacketQueue;
+use crate::tcp::{TcpConnection, TcpEnd};
+
+/// How long it may take until the WebSocket is accepted. // edge/stream
+const CONNECT_MAX: Span = Span::from_secs(10);
+
+/// Who has this end of a stream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum StreamRole {
+    Device,
+    Proxy,
+    /// A portal or a middlebox, which answers in place of every host.
+    Interceptor,
+}
+
+/// How far the set-up has come: what this end waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Setup {
+    Connection,
+    Hello,
+    Certificate,
+    Request,
+    Answer,
+    Nothing,
+}
+
+/// What the program of an end learns of its stream.
+#[derive(Debug)]
+pub(crate) enum StreamEvent {
+    /// The device's stream is open.
+    Opened,
+    /// The device has no stream.
+    Failed(StreamFailure),
+    /// Packets that arrived together.
+    Packets(Vec<Vec<u8>>),
+    /// An open stream ended, or one of the proxy's did at any time.
+    Ended,
+}
+
+/// One end of a stream.
+#[derive(Debug)]
+pub(crate) struct StreamHalf {
+    pub(crate) tcp: TcpConnection,
+    pub(crate) queue: PacketQueue,
+    role: StreamRole,
+    waits_for: Setup,
+    reader: MessageReader,
+    began_at: Time,
+    /// Whether the program has given up the stream.
+    closed: bool,
+}
+
+impl StreamHalf {
+    /// The end of this role at the beginning; `segment_bytes` fit into a TCP segment of its link.
+    pub(crate) fn new(now: Time, role: StreamRole, segment_bytes: usize) -> StreamHalf {
+        let (tcp, waits_for) = match role {
+            StreamRole::Device => (
+                TcpConnection::connect(now, segment_bytes),
+                Setup::Connection,
+            ),
+            _ => (TcpConnection::accept(now, segment_bytes), Setup::Hello),
+        };
+        StreamHalf {
+            tcp,
+            queue: PacketQueue::new(),
+            role,
+            waits_for,
+            reader: MessageReader::default(),
+            began_at: now,
+            closed: false,
+        }
+    }
+
+    /// Whether neither the program nor TCP needs the end any more.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.closed && self.tcp.is_gone()
+    }
+
+    /// Closes the stream at once: what TCP has is still sent.
+    pub(crate) fn close(&mut self) {
+        self.closed = true;
+        self.tcp.close();
+    }
+
+    /// When the end has to run if nothing arrives. Without its program, only TCP does.
+    pub(crate) fn next_timeout(&self, program_runs: bool) -> Option<Time> {
+        let opens = program_runs && !self.closed && self.role == StreamRole::Device;
+        let opens = opens && self.waits_for != Setup::Nothing;
+        let given_up = opens.then_some(self.began_at + CONNECT_MAX);
+        self.tcp.next_timeout().into_iter().chain(given_up).min()
+    }
+
+    /// Lets the program read and write.
+    pub(crate) fn run(&mut self, now: Time) -> Vec<StreamEvent> {
+        let mut events = Vec::new();
+        if self.closed {
+            return events;
+        }
+        if self.waits_for == Setup::Connection && self.tcp.is_open() {
+            self.say(MessageKind::Hello);
+            self.waits_for = Setup::Certificate;
+        }
+        let read = self.tcp.read(now);
+        self.reader.push(&read);
+        while !self.closed
+            && let Some((kind, content)) = self.reader.next()
+        {
+            self.on_message(kind, &content, &mut events);
+        }
+        if !self.closed && (self.tcp.end().is_some() || self.tcp.is_peer_done()) {
+            self.on_end(&mut events);
+        }
+        let overdue = self.role == StreamRole::Device && now >= self.began_at + CONNECT_MAX;
+        if !self.closed && overdue && self.waits_for != Setup::Nothing {
+            events.push(StreamEvent::Failed(StreamFailure::Unreachable));
+            self.close();
+        }
+        if !self.closed && self.waits_for == Setup::Nothing {
+            self.queue.write(now, &mut self.tcp);
+            if self.queue.is_finished() {
+                self.close();
+            }
+        }
+        events
+    }
+
+    fn say(&mut self, kind: MessageKind) {
+        if self.tcp.is_open() {
+            self.tcp.write(&kind.setup_message());
+        }
+    }
+
+    fn on_message(&mut self, kind: MessageKind, content: &[u8], events: &mut Vec<StreamEvent>) {
+        match (self.waits_for, kind) {
+            (Setup::Hello, MessageKind::Hello) => {
+                self.say(MessageKind::Certificate);
+                self.waits_for = Setup::Request;
+            }
+            (Setup::Certificate, MessageKind::Certificate) => {
+                self.say(MessageKind::Request);
+                self.waits_for = Setup::Answer;
+            }
+            (Setup::Request, MessageKind::Request) if self.role == StreamRole::Proxy => {
+                self.say(MessageKind::Accepted);
+                self.waits_for = Setup::Nothing;
+            }
+            (Setup::Request, MessageKind::Request) => {
+                self.say(MessageKind::Page);
+                self.close();
+            }
+            (Setup::Answer, MessageKind::Accepted) => {
+                self.waits_for = Setup::Nothing;
+                events.push(StreamEvent::Opened);
+            }
+            (Setup::Answer, _) => {
+                // R-STREAM-7
+                events.push(StreamEvent::Failed(StreamFailure::Foreign));
+                self.close();
+            }
+            (Setup::Nothing, MessageKind::Packets) => {
+                events.push(StreamEvent::Packets(packets(content)));
+            }
+            (waits_for, kind) => unreachable!("{kind:?} for {waits_for:?}"),
+        }
+    }
+
+    fn on_end(&mut self, events: &mut Vec<StreamEvent>) {
+        let end = self.tcp.end();
+        events.push(match (self.role, self.waits_for) {
+            (StreamRole::Device, Setup::Nothing) => StreamEvent::Ended,
+            (StreamRole::Device, _) => StreamEvent::Failed(match end {
+                Some(TcpEnd::Refused) => StreamFailure::Refused,
+                Some(TcpEnd::TimedOut) => StreamFailure::Unreachable,
+                _ => StreamFailure::Foreign,
+            }),
+            _ => StreamEvent::Ended,
+        });
+        self.close();
+    }
+}
