@@ -136,6 +136,12 @@ fn can_move(inner: &DriverCore, id: SessionId, may_move: &dyn Fn(&[Bytes]) -> bo
     let Some(memos) = memos else {
         return false;
     };
-    // What a journal of this node alone has is nowhere else.
-    memos.is_empty() || (inner.hibernation.shared.is_some() && may_move(&memos))
+    if memos.is_empty() {
+        return true;
+    }
+    // What a journal of this node alone has is nowhere else, and what is not written yet neither.
+    let is_written = |key| !inner.hibernation.is_pending(&key);
+    inner.hibernation.shared.is_some()
+        && hibernation::key_of(inner, id).is_some_and(is_written)
+        && may_move(&memos)
 }
