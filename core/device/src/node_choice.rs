@@ -37,6 +37,9 @@ const FAILED_FOR: Span = Span::from_secs(60); // a guess
 /// A node is nearer if its round trip is shorter by this, and by a fifth. Both are guesses: jitter of a
 /// Wi-Fi must not move a session.
 const NEARER_BY: Span = Span::from_millis(5);
+/// How many round trips a handshake at another node may take: one for a proof of address (R-HS-7), one for the SYN, one
+/// for a copy of it that was lost, and one for what the node itself has to do.
+const HANDSHAKE_ROUND_TRIPS: u64 = 4; // a guess
 /// The least time in which answers to probes are awaited.
 const ANSWERS_WITHIN: Span = Span::from_secs(1);
 
@@ -51,6 +54,9 @@ pub struct NodeView {
     pub is_busy: bool,
     /// Whether flows are open, some of which another node may not have.
     pub has_flows: bool,
+    /// Whether an open flow has received nothing yet: its node may be asking an origin for it, and another one, which
+    /// does not know the flow, would ask again.
+    pub is_unanswered: bool,
     /// Whether no node knows anything of the session: no handshake has completed.
     pub is_new: bool,
     /// The longest round trip of the paths that answer; zero if there is none.
@@ -172,10 +178,10 @@ impl NodeChoice {
     }
 
     /// Handles a request of the node in use to be left: for `preferred`, if that answers, else for the nearest other
-    /// one. It may come again while the session is still there.
+    /// one. It may come again while the session is still there; so one is ignored while a flow waits for its first byte.
     pub fn on_leave_asked(&mut self, now: Time, preferred: Option<usize>, view: &NodeView) {
         // While the session moves, the request may be one that was sent before.
-        if self.nodes.len() < 2 || self.leaving.is_some() {
+        if self.nodes.len() < 2 || self.leaving.is_some() || view.is_unanswered {
             return;
         }
         self.nodes[self.current].failed_until = Some(now + FAILED_FOR);
@@ -198,6 +204,11 @@ impl NodeChoice {
     fn leave(&mut self, now: Time, asked: LeaveRequest, view: &NodeView) {
         let since = asked.probed_at;
         let is_late = now >= since + view.probe_patience();
+        if view.is_unanswered {
+            // A flow was opened meanwhile. The node asks again.
+            self.leave_request = None;
+            return;
+        }
         let heard = |n: &usize| {
             let node = &self.nodes[*n];
             let tried = node.failed_until.is_none_or(|until| until <= now);
@@ -209,7 +220,7 @@ impl NodeChoice {
             _ => self.nearest_other(now, since),
         };
         match to {
-            Some(to) => self.switch(now, to, NODE_ANSWER_MAX),
+            Some(to) => self.switch(now, to, self.handshake_patience(to)),
             // It asks again.
             None if is_late => self.leave_request = None,
             None => {}
@@ -265,7 +276,7 @@ impl NodeChoice {
             let patience = match view.is_new {
                 // Nothing is lost by asking the first node again, and a host without the key answers probes, too.
                 true => self.first_patience(nearest),
-                false => NODE_ANSWER_MAX,
+                false => self.handshake_patience(nearest),
             };
             return self.switch(now, nearest, patience);
         }
@@ -309,7 +320,17 @@ impl NodeChoice {
     /// How long the handshake of a new session may take at a node that answered a probe.
     fn first_patience(&self, node: usize) -> Span {
         let round_trip = self.nodes[node].round_trip.unwrap_or(Span::ZERO);
-        (round_trip.times(4) + SILENT_MIN).min(NODE_ANSWER_MAX)
+        round_trip.times(HANDSHAKE_ROUND_TRIPS) + SILENT_MIN
+    }
+
+    /// How long the handshake of a session with flows may take at another node: a network that is slow, or a host that is
+    /// busy, as the last probe measured it, is no reason to give it up.
+    pub fn handshake_patience(&self, node: usize) -> Span {
+        let state = self.nodes.get(node);
+        let round_trip = state
+            .and_then(|state| state.round_trip)
+            .unwrap_or(Span::ZERO);
+        round_trip.times(HANDSHAKE_ROUND_TRIPS).max(NODE_ANSWER_MAX)
     }
 
     /// When the alternatives of a node that is silent since `since` are to be probed.
@@ -334,7 +355,7 @@ impl NodeChoice {
             self.compares_until = None;
             if let Some(nearer) = self.nearer(now, since).filter(|_| !view.has_flows) {
                 self.moved_at = Some(now);
-                self.switch(now, nearer, NODE_ANSWER_MAX);
+                self.switch(now, nearer, self.handshake_patience(nearer));
             }
             return;
         }
@@ -708,6 +729,52 @@ mod tests {
         // The other one answers at last.
         choice.on_leave_asked(at(10_000), None, &view);
         choice.on_answer(at(10_005), 1, ms(5), &view);
+        let mut actions = std::iter::from_fn(|| choice.poll_action());
+        assert!(actions.any(|action| action == NodeAction::Switch(1)));
+    }
+
+    #[test]
+    fn a_handshake_over_a_slow_network_is_given_four_round_trips() {
+        for round_trip in [100, 1_500] {
+            let mut choice = NodeChoice::new(2);
+            let view = NodeView {
+                has_flows: true,
+                round_trip: ms(round_trip),
+                ..answering(0)
+            };
+            choice.on_leave_asked(at(0), None, &view);
+            choice.on_answer(at(round_trip), 1, ms(round_trip), &view);
+            assert_eq!(choice.current(), 1);
+            let patience = (4 * round_trip).max(2_000);
+            assert_eq!(choice.handshake_patience(1), ms(patience));
+            choice.on_time(at(round_trip + patience - 1), &view);
+            assert_eq!(choice.current(), 1, "it may still answer");
+            choice.on_time(at(round_trip + patience), &view);
+            assert_eq!(choice.current(), 0);
+        }
+    }
+
+    #[test]
+    fn a_node_that_asks_to_be_left_is_kept_while_a_flow_waits_for_its_first_byte() {
+        let mut choice = NodeChoice::new(2);
+        let waiting = NodeView {
+            has_flows: true,
+            is_unanswered: true,
+            ..answering(0)
+        };
+        choice.on_leave_asked(at(0), None, &waiting);
+        assert_eq!(choice.poll_action(), None);
+        // It is opened while another node is probed.
+        let answered = NodeView {
+            is_unanswered: false,
+            ..waiting
+        };
+        choice.on_leave_asked(at(1_000), None, &answered);
+        assert_eq!(choice.poll_action(), Some(NodeAction::Probe));
+        choice.on_answer(at(1_005), 1, ms(5), &waiting);
+        assert_eq!((choice.current(), choice.poll_action()), (0, None));
+        choice.on_leave_asked(at(2_000), None, &answered);
+        choice.on_answer(at(2_005), 1, ms(5), &answered);
         let mut actions = std::iter::from_fn(|| choice.poll_action());
         assert!(actions.any(|action| action == NodeAction::Switch(1)));
     }

@@ -29,6 +29,8 @@ use crate::shared_records;
 pub const MOVE_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// How long a request waits for a path that takes it.
 const REQUEST_EXPIRY: Span = Span::from_secs(1);
+/// How long a session has heard nothing of its device that may have moved. A device that moved sends nothing more.
+const QUIET_MIN: Span = Span::from_millis(100); // a guess: most round trips are shorter
 /// The most lookups of sessions that may have moved at once.
 const LOOKUPS_MAX: usize = 64; // as of handshakes
 
@@ -78,7 +80,14 @@ impl Server {
         for worker in self.workers() {
             let owned: Vec<_> = {
                 let inner = worker.inner.lock();
-                let ids = established(&inner).into_iter();
+                let now = clock::now();
+                let is_quiet = |id: &SessionId| {
+                    let session = inner.core.session(*id);
+                    let paths = session.map(Session::path_stats).unwrap_or_default();
+                    let heard = paths.iter().map(|path| path.heard_at).max();
+                    heard.is_none_or(|heard| now.since(heard) >= QUIET_MIN)
+                };
+                let ids = established(&inner).into_iter().filter(is_quiet);
                 ids.filter_map(|id| hibernation::key_of(&inner, id))
                     .collect()
             };

@@ -15,6 +15,14 @@ pub fn log_levels(default: LevelFilter) -> Targets {
         .unwrap_or_else(|| Targets::new().with_default(default))
 }
 
+/// Logs on standard error from now on what RUST_LOG chooses, and nothing without it: for verbs that tell people by
+/// themselves what happens.
+pub fn log_if_chosen() {
+    if std::env::var_os("RUST_LOG").is_some() {
+        log_warnings();
+    }
+}
+
 /// Logs warnings on standard error from now on, and more with RUST_LOG, then with times.
 pub fn log_warnings() {
     let log = tracing_subscriber::fmt::layer()

@@ -160,7 +160,12 @@ async fn a_client_that_one_node_enrols_and_limits_is_the_others_too_until_one_re
         .await;
     invited.ends_with(0, "line");
     let line = invited.last()["line"].as_str().unwrap().to_owned();
-    // The invitation is one of both nodes.
+    // The invitation is one of both nodes, once the other has heard of it.
+    until_async("the other node knows the invitation", async || {
+        let told = nodes.at(1, &["prox", "invite", "--list", "--json"]).await;
+        (!told.events.is_empty()).then_some(())
+    })
+    .await;
     let elsewhere = line.replace(nodes.nodes[0].listens_at(), nodes.nodes[1].listens_at());
     let device = tempfile::tempdir().unwrap();
     join(device.path(), &elsewhere, &[])

@@ -182,6 +182,11 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
         expectations: Vec::new(),
     };
     world.scenario().judge(&mut report);
+    for (object, begun) in world.web().iter().flat_map(|web| web.repeated_requests()) {
+        print_stderr(&format!(
+            "lab: the origin was asked for {object} from bytes {begun:?}"
+        ));
+    }
     if args.json {
         print_stdout(&serde_json::to_string(&report)?);
     }
