@@ -6,7 +6,7 @@
 //!  silent for 250 ms ──▶ Probe ── another answers, and this one does not ──▶ Switch     (failover)
 //!  no flow is open after payload moved, once a minute ──▶ Probe ── another is clearly nearer ──▶ Switch
 //!  the node asks to be left ──▶ Probe ── another answers ──▶ Switch, with flows too
-//!  the node does not complete the handshake ──▶ Switch back; it is not tried for a minute
+//!  the node does not complete the handshake ──▶ Switch back; for a minute it is tried only where nothing else is left
 //! ```
 //!
 //! A node may not have the session's record, and never has its tunnels and uploads. A session with flows is
@@ -32,7 +32,8 @@ const LAST_ANSWER_WITHIN: Span = Span::from_millis(100); // a guess: jitter of a
 /// The interval between comparisons of nodes, and between two changes to a nearer one. Lower: a route that
 /// flaps moves the session often. Higher: a device that moved stays at a far node for longer.
 const COMPARE_EVERY: Span = Span::from_secs(60);
-/// How long a node that did not complete a handshake is not tried again.
+/// How long a node that did not complete a handshake is not tried again, unless the one in use is silent, or asks to be
+/// left, and no other answers: a host that was busy for a moment must not hold a session for a minute.
 const FAILED_FOR: Span = Span::from_secs(60); // a guess
 /// A node is nearer if its round trip is shorter by this, and by a fifth. Both are guesses: jitter of a
 /// Wi-Fi must not move a session.
@@ -209,11 +210,7 @@ impl NodeChoice {
             self.leave_request = None;
             return;
         }
-        let heard = |n: &usize| {
-            let node = &self.nodes[*n];
-            let tried = node.failed_until.is_none_or(|until| until <= now);
-            tried && node.answered_at.is_some_and(|at| at >= since)
-        };
+        let heard = |n: &usize| self.nodes[*n].answered_at.is_some_and(|at| at >= since);
         let to = match asked.preferred {
             Some(preferred) if heard(&preferred) => Some(preferred),
             Some(_) if !is_late => None,
@@ -286,13 +283,16 @@ impl NodeChoice {
         }
     }
 
-    /// The nearest of the other nodes that answered since `since`.
+    /// The nearest of the other nodes that answered since `since`; of those that failed lately the one that did so first,
+    /// and only if there is no other.
     fn nearest_other(&self, now: Time, since: Time) -> Option<usize> {
-        let tried = |node: &NodeState| node.failed_until.is_none_or(|until| until <= now);
+        let failed = |node: &NodeState| node.failed_until.filter(|until| *until > now);
         let heard = |node: &NodeState| node.answered_at.is_some_and(|at| at >= since);
         let others = self.nodes.iter().enumerate();
-        let others = others.filter(|(n, node)| *n != self.current && tried(node) && heard(node));
-        others.min_by_key(|(_, node)| node.round_trip).map(|f| f.0)
+        let others = others.filter(|(n, node)| *n != self.current && heard(node));
+        others
+            .min_by_key(|(_, node)| (failed(node), node.round_trip))
+            .map(|f| f.0)
     }
 
     /// When a node that is silent since `since` is left, if another has answered a probe.
@@ -707,6 +707,42 @@ mod tests {
         choice.on_time(at(2_500), &silent(2_010));
         let mut actions = std::iter::from_fn(|| choice.poll_action());
         assert!(actions.any(|action| action == NodeAction::Switch(1)));
+    }
+
+    #[test]
+    fn a_node_that_failed_a_moment_ago_is_tried_again_where_nothing_else_is_left() {
+        // It was busy when the device left its node for a moment.
+        let busy = || {
+            let mut choice = NodeChoice::new(2);
+            choice.on_time(at(300), &silent(0));
+            choice.on_answer(at(305), 1, ms(5), &silent(0));
+            choice.on_time(at(500), &silent(0));
+            assert_eq!(choice.current(), 1);
+            choice.on_time(at(2_500), &silent(0));
+            assert_eq!(choice.current(), 0, "it did not complete the handshake");
+            while choice.poll_action().is_some() {}
+            choice
+        };
+        let view = NodeView {
+            has_flows: true,
+            ..answering(0)
+        };
+        let mut asked = busy();
+        asked.on_time(at(2_600), &view);
+        asked.on_leave_asked(at(3_000), None, &view);
+        asked.on_answer(at(3_005), 1, ms(5), &view);
+        assert_eq!(asked.current(), 1, "the node in use ends soon");
+        let mut dead = busy();
+        dead.on_time(at(3_000), &silent(2_700));
+        dead.on_answer(at(3_005), 1, ms(5), &silent(2_700));
+        dead.on_time(at(3_300), &silent(2_700));
+        assert_eq!(dead.current(), 1, "the node in use is gone");
+        // A third one that has not failed comes first, although it is further away.
+        let mut third = NodeChoice::new(3);
+        third.nodes[1].failed_until = Some(at(60_000));
+        third.on_leave_asked(at(0), None, &view);
+        third.on_answer(at(5), 2, ms(50), &view);
+        assert_eq!(third.current(), 2);
     }
 
     #[test]
