@@ -58,6 +58,8 @@ pub struct NodeView {
     /// Whether an open flow has received nothing yet: its node may be asking an origin for it, and another one, which
     /// does not know the flow, would ask again.
     pub is_unanswered: bool,
+    /// How long the node in use took to complete the session's handshake.
+    pub handshake_took: Span,
     /// Whether no node knows anything of the session: no handshake has completed.
     pub is_new: bool,
     /// The longest round trip of the paths that answer; zero if there is none.
@@ -65,6 +67,15 @@ pub struct NodeView {
 }
 
 impl NodeView {
+    /// How long the node in use may be silent while a flow waits for its first byte: as long as its handshake took, since
+    /// a busy node asks an origin when it comes to that, and another one would ask again. Otherwise zero.
+    pub fn first_byte_patience(&self) -> Span {
+        match self.is_unanswered {
+            true => self.handshake_took,
+            false => Span::ZERO,
+        }
+    }
+
     /// How long answers to probes are awaited.
     pub fn probe_patience(&self) -> Span {
         self.round_trip.times(3).max(ANSWERS_WITHIN)
@@ -434,7 +445,7 @@ impl NodeChoice {
 fn silent_min(view: &NodeView) -> Span {
     match view.is_new {
         true => Span::ZERO,
-        false => SILENT_MIN,
+        false => SILENT_MIN.max(view.first_byte_patience()),
     }
 }
 
@@ -707,6 +718,26 @@ mod tests {
         choice.on_time(at(2_500), &silent(2_010));
         let mut actions = std::iter::from_fn(|| choice.poll_action());
         assert!(actions.any(|action| action == NodeAction::Switch(1)));
+    }
+
+    #[test]
+    fn a_busy_node_is_given_as_long_for_the_first_byte_as_its_handshake_took() {
+        for (is_unanswered, left_at) in [(true, 1_500), (false, 300)] {
+            let view = NodeView {
+                is_unanswered,
+                handshake_took: ms(1_500),
+                ..silent(0)
+            };
+            let mut choice = NodeChoice::new(2);
+            let mut probed_at = None;
+            for now in (0..3_000).step_by(50) {
+                choice.on_time(at(now), &view);
+                let is_probe = choice.poll_action() == Some(NodeAction::Probe);
+                probed_at = probed_at.or(is_probe.then_some(now));
+            }
+            let probed_at = probed_at.unwrap();
+            assert!((left_at - 50..=left_at).contains(&probed_at), "{probed_at}");
+        }
     }
 
     #[test]

@@ -88,6 +88,9 @@ pub(crate) struct DeviceNodes {
     pub(crate) default_route: Vec<(LinkId, usize)>,
     /// How long paths with data in flight have heard nothing, if some have data in flight.
     pub(crate) unheard: Option<UnheardTime>,
+    /// When the node in use was asked first, and how long its handshake took, if it has completed one.
+    pub(crate) asked_at: Time,
+    pub(crate) handshake_took: Option<Span>,
     /// Payload bytes of all paths at the last look.
     pub(crate) payload: u64,
     /// Probes whose answers are awaited.
@@ -108,6 +111,8 @@ impl DeviceNodes {
             answers,
             answered: Some(answered),
             started_at: clock::now(),
+            asked_at: clock::now(),
+            handshake_took: None,
         }
     }
 

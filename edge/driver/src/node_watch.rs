@@ -117,6 +117,10 @@ impl DeviceInner {
         nodes.unheard = heard.map(|heard| UnheardTime::after(nodes.unheard, now, heard));
         let longest = active().map(|path| path.rtt.times(3)).max();
         let patience = longest.map_or(UNHEARD_MAX, |longest| longest.max(UNHEARD_MAX));
+        let patience = match (flows.is_unanswered, nodes.handshake_took) {
+            (true, Some(took)) => patience.max(took),
+            _ => patience,
+        };
         let unheard = nodes
             .unheard
             .filter(|unheard| now.since(unheard.since) >= patience);
@@ -124,6 +128,9 @@ impl DeviceInner {
         // A stream's path has an address of its own, and is to the node that was asked for it.
         let node_of = |remote| nodes.node_at(remote).unwrap_or(current);
         let answering = active().map(|path| node_of(path.addresses.remote)).next();
+        if answering == Some(current) && nodes.handshake_took.is_none() {
+            nodes.handshake_took = Some(now.since(nodes.asked_at));
+        }
         let answering = answering.filter(|_| unheard.is_none());
         let silent_since = match answering {
             Some(_) => None,
@@ -152,6 +159,7 @@ impl DeviceInner {
             is_busy,
             has_flows: flows.are_open,
             is_unanswered: flows.is_unanswered,
+            handshake_took: nodes.handshake_took.unwrap_or(Span::ZERO),
             is_new: flows.is_new,
             round_trip: round_trip.unwrap_or(Span::ZERO),
         }
@@ -197,6 +205,10 @@ impl DeviceInner {
         };
         let instance = self.instance();
         tracing::info!(instance, node = %name, "the session goes on at this node");
+        {
+            let mut nodes = self.nodes.lock();
+            (nodes.asked_at, nodes.handshake_took) = (clock::now(), None);
+        }
         let has_flows = self.session_flows().are_open;
         if !is_default_route {
             let patience = self.nodes.lock().choice.handshake_patience(to);
