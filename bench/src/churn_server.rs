@@ -131,7 +131,8 @@ fn start_node(
     Ok((child, node))
 }
 
-async fn answer(mut stream: TcpStream, object_bytes: u64) -> std::io::Result<()> {
+/// Answers one request with an object that may be shared.
+pub async fn answer(mut stream: TcpStream, object_bytes: u64) -> std::io::Result<()> {
     let mut head = Vec::new();
     while !head.windows(4).any(|end| end == b"\r\n\r\n") {
         if stream.read_buf(&mut head).await? == 0 {

@@ -36,6 +36,7 @@ mod lanes;
 mod median;
 mod meter;
 mod network;
+mod node_costs;
 mod peers;
 mod placement;
 mod process;
@@ -104,6 +105,8 @@ enum Verb {
     Grid(grid::GridOptions),
     /// Tens of thousands of hosts, of which a tenth leaves or comes back every minute
     Churn(churn::ChurnOptions),
+    /// CPU time and operations of the store that 1, 2 and 4 nodes of a proxy cost
+    Nodes(node_costs::NodeCostOptions),
     /// The serving process of a churn run
     #[command(hide = true)]
     ChurnServer(churn_server::ChurnServerOptions),
@@ -141,6 +144,7 @@ fn main() -> ExitCode {
         Verb::Bloat(options) => bloat::run(&options),
         Verb::ObjectServer(options) => bloat::serve(&options),
         Verb::ObjectFetch(options) => bloat::fetch(&options),
+        Verb::Nodes(options) => node_costs::run(&options),
         Verb::Lanes(options) => lanes::run(&options),
         Verb::Grid(options) => grid::run(&options),
         Verb::Churn(options) => churn::run(&options),

@@ -2,27 +2,32 @@
 //! enrolled.
 //!
 //! ```text
-//!  --allow-client, --allow-any-client ──┐
-//!                                       ├─▶ ClientStore ─▶ admits(key)? ─▶ handshake and every request
+//!  --allow-client, --allow-any-client ───────┐
+//!                                            ├─▶ ClientStore ─▶ admits(key)? ─▶ handshake and every request
 //!  DIR/clients.json ◀─ enrol, rename, remove ┘
+//!     or the store that nodes share (client_directory.rs)
 //! ```
 //!
 //! The file holds clients and open invitations together and is replaced in one step, so that a client is
-//! enrolled and its invitation used up at the same moment, also across a crash.
+//! enrolled and its invitation used up at the same moment, also across a crash. So does the shared store, and each node
+//! follows what the others change there.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use d2tp_driver::{Admission, HostKey, PublicKey};
+use d2tp_driver::{Admission, HostKey, PublicKey, SharedRecords};
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
+use crate::client_directory::{ClientDirectory, DirectoryWrite};
 use crate::client_limits::ClientLimits;
+use crate::client_records::{EnrolledClient, OpenInvitation, StoredClients, StoredInvitation};
+use crate::client_store_error::ClientStoreError;
 use crate::config::ProxConfig;
-use crate::invitation::{InvitationHash, InvitationSecret};
+use crate::invitation::InvitationSecret;
 use crate::private_file::replace_private;
 use crate::refusal::ProxRefusal;
 
@@ -36,152 +41,10 @@ const INVITATIONS_MAX: usize = 1_000; // a guess: 200 bytes each, and each reque
 const REMEMBERED: Duration = Duration::from_secs(24 * 3600);
 /// Characters of a client's name.
 const NAME_CHARS_MAX: usize = 64;
+/// How often a change is tried that other nodes forestall.
+const CHANGE_TRIES: usize = 32; // a guess: each is one change of another node
 /// How long a change waits until the server applies it.
 const APPLIED_WITHIN: Duration = Duration::from_secs(2);
-
-/// A client that an invitation enrolled.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EnrolledClient {
-    /// The name by which the operator knows the client; unique.
-    pub name: String,
-    /// The client's public key.
-    #[serde(with = "crate::key_text::one")]
-    pub key: HostKey,
-    /// When the client was enrolled, in seconds since 1970.
-    pub enrolled_s: u64,
-    /// When the client last opened a flow, in seconds since 1970; none if it never did.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub seen_s: Option<u64>,
-    /// The limits that the operator set for the client.
-    #[serde(default, skip_serializing_if = "ClientLimits::is_default")]
-    pub limits: ClientLimits,
-}
-
-/// An invitation as it is stored: without its secret.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct StoredInvitation {
-    hash: InvitationHash,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    name: Option<String>,
-    expires_s: u64,
-    /// The client that used it.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        with = "crate::key_text::option"
-    )]
-    used_by: Option<HostKey>,
-}
-
-/// An invitation that is open.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OpenInvitation {
-    /// What the operator calls it by.
-    pub id: String,
-    /// What the client will be called; none: as the device suggests.
-    pub name: Option<String>,
-    /// When it expires, in seconds since 1970.
-    pub expires_s: u64,
-}
-
-impl StoredInvitation {
-    fn is_open(&self, now_s: u64) -> bool {
-        self.used_by.is_none() && now_s < self.expires_s
-    }
-
-    fn shown(&self) -> OpenInvitation {
-        OpenInvitation {
-            id: self.hash.id(),
-            name: self.name.clone(),
-            expires_s: self.expires_s,
-        }
-    }
-}
-
-/// The content of the file.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-struct StoredClients {
-    #[serde(with = "client_list")]
-    clients: BTreeMap<HostKey, EnrolledClient>,
-    #[serde(default)]
-    invitations: Vec<StoredInvitation>,
-}
-
-impl StoredClients {
-    /// A name that no client has: the wanted one, or with a number.
-    fn free_name(&self, wanted: &str) -> String {
-        let is_taken = |name: &str| self.clients.values().any(|known| known.name == name);
-        if !is_taken(wanted) {
-            return wanted.to_owned();
-        }
-        let numbered = (2..).map(|n| format!("{wanted}-{n}"));
-        let free = numbered.into_iter().find(|name| !is_taken(name));
-        free.expect("there are more numbers than clients")
-    }
-}
-
-/// Serde for clients: a list in the file, as older versions wrote it too.
-mod client_list {
-    use std::collections::BTreeMap;
-
-    use d2tp_driver::HostKey;
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    use super::EnrolledClient;
-
-    type ClientMap = BTreeMap<HostKey, EnrolledClient>;
-
-    pub(super) fn serialize<S: Serializer>(clients: &ClientMap, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_seq(clients.values())
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<ClientMap, D::Error> {
-        let clients = Vec::<EnrolledClient>::deserialize(from)?;
-        Ok(clients
-            .into_iter()
-            .map(|known| (known.key, known))
-            .collect())
-    }
-}
-
-/// Why the operator's change was not made.
-#[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // Each variant's message is its documentation.
-pub enum ClientStoreError {
-    #[error("there is no client {0}; `cedos prox client list` shows them")]
-    NoSuchClient(String),
-    #[error("{0} clients begin with {1}; write more of the key, or the name")]
-    Ambiguous(usize, String),
-    #[error("there is a client {0} already; choose another name")]
-    NameTaken(String),
-    #[error("a client's name has 1 to 64 printable characters, and no space at either end")]
-    BadName,
-    #[error("this client was named by --allow-client: start the proxy without that to remove it")]
-    NamedAtStart,
-    #[error(
-        "this client was named by --allow-client, so it has the limits of all clients; invite it instead to give it its own"
-    )]
-    NoOwnLimits,
-    #[error("no open invitation is called {0}; `cedos prox invite --list` shows those there are")]
-    NoSuchInvitation(String),
-    #[error("{0} open invitations are called {1}; name one by its number")]
-    AmbiguousInvitation(usize, String),
-    #[error(
-        "{0} invitations are open, which is the limit; wait until some are used or expire, or withdraw some"
-    )]
-    InvitationsFull(usize),
-    #[error("this proxy has no --state-dir, so it cannot keep clients; start it with one")]
-    NoStateDirectory,
-    #[error("cannot write {path}: {cause}")]
-    Unwritable { path: String, cause: io::Error },
-}
-
-impl From<ClientStoreError> for ProxRefusal {
-    fn from(error: ClientStoreError) -> ProxRefusal {
-        tracing::error!(%error, "a client was not enrolled");
-        ProxRefusal::StoreFailed
-    }
-}
 
 #[derive(Default)]
 struct ClientStoreState {
@@ -190,11 +53,15 @@ struct ClientStoreState {
     is_seen_unsaved: bool,
     /// Clients that were removed and whose sessions have not been ended.
     removed: Vec<HostKey>,
+    /// Clients whose limits another node changed, and to which they have not been applied.
+    relimited: Vec<HostKey>,
 }
 
 /// The clients of a proxy.
 pub struct ClientStore {
     path: Option<PathBuf>,
+    /// Where the clients are that several nodes share; the file is not used then.
+    directory: Option<ClientDirectory>,
     named: BTreeSet<HostKey>,
     allows_any: bool,
     state: Mutex<ClientStoreState>,
@@ -209,18 +76,35 @@ pub struct ClientStore {
 }
 
 impl ClientStore {
-    /// The store of a proxy with this configuration; `directory`: where enrolled clients are kept.
+    /// The store of a proxy with this configuration; `state_dir`: where enrolled clients are kept, unless nodes share
+    /// them in a store. Blocks.
     ///
     /// # Errors
-    /// The file cannot be read, or was not written by the proxy.
-    pub(crate) fn open(config: &ProxConfig, directory: Option<&Path>) -> io::Result<ClientStore> {
-        let path = directory.map(|directory| directory.join(FILE_NAME));
-        let stored = match &path {
+    /// The file or the store cannot be read, or has what the proxy did not write.
+    pub(crate) fn open(
+        config: &ProxConfig,
+        state_dir: Option<&Path>,
+        shared: Option<Arc<dyn SharedRecords>>,
+    ) -> io::Result<ClientStore> {
+        let path = state_dir.map(|directory| directory.join(FILE_NAME));
+        let mut stored = match &path {
             Some(path) => read(path)?,
             None => StoredClients::default(),
         };
+        let directory = shared.map(ClientDirectory::new);
+        if let Some(directory) = &directory {
+            if !stored.clients.is_empty() {
+                tracing::warn!(
+                    clients = stored.clients.len(),
+                    "clients of a time without --store are not clients of all nodes: invite them again"
+                );
+            }
+            let read = directory.read(&StoredClients::default());
+            stored = read.map_err(io::Error::other)?.unwrap_or_default();
+        }
         Ok(ClientStore {
             path,
+            directory,
             named: config.allow_clients.iter().copied().collect(),
             allows_any: config.allow_any_client,
             state: Mutex::new(ClientStoreState {
@@ -234,9 +118,9 @@ impl ClientStore {
         })
     }
 
-    /// Whether clients can be enrolled: there is a file for them.
+    /// Whether clients can be enrolled: there is a place for them.
     pub(crate) fn can_enrol(&self) -> bool {
-        self.path.is_some()
+        self.path.is_some() || self.directory.is_some()
     }
 
     /// Whether this client may use the proxy.
@@ -533,21 +417,51 @@ impl ClientStore {
         Ok(known)
     }
 
-    /// Changes the stored clients, in the file first. Nothing changes, and nothing is written, if `change`
-    /// or the write fails. Whoever asks who is admitted does not wait for the disk.
+    /// Changes the stored clients, in the file or the shared store first. Nothing changes, and nothing is written, if
+    /// `change` or the write fails. Whoever asks who is admitted does not wait for that.
     fn change<T, E: From<ClientStoreError>>(
         &self,
-        change: impl FnOnce(&mut StoredClients) -> Result<T, E>,
+        change: impl Fn(&mut StoredClients) -> Result<T, E>,
     ) -> Result<T, E> {
-        let no_directory = ClientStoreError::NoStateDirectory;
-        let path = self.path.as_deref().ok_or(no_directory)?;
         let _writing = self.writing.lock();
-        let mut stored = self.state.lock().stored.clone();
-        let changed = change(&mut stored)?;
-        write(path, &stored)?;
+        for _ in 0..CHANGE_TRIES {
+            let known = self.state.lock().stored.clone();
+            let mut stored = known.clone();
+            let changed = change(&mut stored);
+            match (&self.directory, &self.path) {
+                (Some(directory), _) => {
+                    // What this node knows may be outdated: a refusal counts only if it is not.
+                    let written = match &changed {
+                        Ok(_) => directory.write(&known, &stored),
+                        Err(_) => Ok(DirectoryWrite::Outdated),
+                    };
+                    let written = written.map_err(ClientStoreError::StoreAway)?;
+                    if written == DirectoryWrite::Outdated {
+                        if self.take_changes_of_others(directory)? || changed.is_ok() {
+                            continue;
+                        }
+                        return changed;
+                    }
+                }
+                (None, Some(path)) => {
+                    let changed = changed?;
+                    write(path, &stored)?;
+                    self.replace(stored);
+                    return Ok(changed);
+                }
+                (None, None) => return Err(ClientStoreError::NoStateDirectory.into()),
+            }
+            self.replace(stored);
+            return changed;
+        }
+        Err(ClientStoreError::Forestalled.into())
+    }
+
+    /// Replaces what is known, after it was written.
+    fn replace(&self, mut stored: StoredClients) {
         let mut state = self.state.lock();
         for client in stored.clients.values_mut() {
-            // Clients were seen while the file was written.
+            // Clients were seen while it was written.
             let meanwhile = state.stored.clients.get(&client.key);
             let meanwhile = meanwhile.and_then(|client| client.seen_s);
             client.seen_s = client.seen_s.max(meanwhile);
@@ -555,14 +469,79 @@ impl ClientStore {
         state.stored = stored;
         drop(state);
         self.changes.send_modify(|n| *n += 1);
-        Ok(changed)
+    }
+
+    /// Takes what other nodes have changed. Returns whether they have changed anything. [`ClientStore::writing`] is held.
+    fn take_changes_of_others(
+        &self,
+        directory: &ClientDirectory,
+    ) -> Result<bool, ClientStoreError> {
+        let known = self.state.lock().stored.clone();
+        let read = directory
+            .read(&known)
+            .map_err(ClientStoreError::StoreAway)?;
+        let Some(newer) = read else {
+            return Ok(false);
+        };
+        let mut state = self.state.lock();
+        let is_gone = |key: &&HostKey| !newer.clients.contains_key(*key);
+        let removed: Vec<HostKey> = known.clients.keys().filter(is_gone).copied().collect();
+        let limits_of = |all: &StoredClients, key: &HostKey| {
+            all.clients
+                .get(key)
+                .map_or_else(ClientLimits::default, |client| client.limits)
+        };
+        let has_other = |key: &&HostKey| limits_of(&known, key) != limits_of(&newer, key);
+        let relimited: Vec<HostKey> = newer.clients.keys().filter(has_other).copied().collect();
+        state.removed.extend(removed);
+        state.relimited.extend(relimited);
+        drop(state);
+        self.replace(newer);
+        Ok(true)
+    }
+
+    /// Takes what other nodes have changed in the shared store, if this proxy has one. Blocks only where something has.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub(crate) async fn follow_other_nodes(self: &Arc<Self>) -> Result<(), ClientStoreError> {
+        let Some(directory) = &self.directory else {
+            return Ok(());
+        };
+        let is_outdated = directory.is_outdated().await;
+        if !is_outdated.map_err(ClientStoreError::StoreAway)? {
+            return Ok(());
+        }
+        let store = self.clone();
+        let reading = tokio::task::spawn_blocking(move || {
+            let _writing = store.writing.lock();
+            match &store.directory {
+                Some(directory) => store.take_changes_of_others(directory).map(drop),
+                None => Ok(()),
+            }
+        });
+        reading.await.expect("reading does not panic")
+    }
+
+    /// The limits of clients that other nodes changed since the last call.
+    pub(crate) fn take_relimited(&self) -> Vec<(HostKey, ClientLimits)> {
+        let mut state = self.state.lock();
+        let changed = std::mem::take(&mut state.relimited);
+        let clients = &state.stored.clients;
+        let limits = changed.into_iter().map(|key| {
+            let own = clients.get(&key).map(|client| client.limits);
+            (key, own.unwrap_or_default())
+        });
+        limits.collect()
     }
 
     /// Writes down when clients were last seen.
     pub(crate) fn save_seen(&self) {
         let _writing = self.writing.lock();
         let mut state = self.state.lock();
-        let Some(path) = self.path.as_deref().filter(|_| state.is_seen_unsaved) else {
+        // Where nodes share clients, `shared_usage.rs` writes when they were seen.
+        let path = self.path.as_deref().filter(|_| self.directory.is_none());
+        let Some(path) = path.filter(|_| state.is_seen_unsaved) else {
             return;
         };
         state.is_seen_unsaved = false;
@@ -647,7 +626,7 @@ mod tests {
     use super::*;
 
     fn store(directory: &Path) -> ClientStore {
-        ClientStore::open(&ProxConfig::default(), Some(directory)).unwrap()
+        ClientStore::open(&ProxConfig::default(), Some(directory), None).unwrap()
     }
 
     const HOUR: Duration = Duration::from_secs(3600);
@@ -804,7 +783,7 @@ mod tests {
             ..Default::default()
         };
         let directory = tempfile::tempdir().unwrap();
-        let clients = ClientStore::open(&config, Some(directory.path())).unwrap();
+        let clients = ClientStore::open(&config, Some(directory.path()), None).unwrap();
         assert!(clients.admits(&[7; 32]));
         let refused = clients.remove(&crate::show_key(&[7; 32])).unwrap_err();
         assert!(refused.to_string().contains("--allow-client"), "{refused}");
@@ -842,7 +821,7 @@ mod tests {
     fn a_damaged_file_is_an_error_and_not_an_empty_list() {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join(FILE_NAME), "{\"clients\":").unwrap();
-        let error = ClientStore::open(&ProxConfig::default(), Some(directory.path()));
+        let error = ClientStore::open(&ProxConfig::default(), Some(directory.path()), None);
         assert!(error.err().unwrap().to_string().contains("damaged"));
     }
 }

@@ -248,11 +248,12 @@ impl FlowTraffic {
 }
 
 /// A calendar month (UTC), by its first day.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Month(Date);
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct Month(Date);
 
 impl Month {
-    fn now() -> Month {
+    pub(crate) fn now() -> Month {
         let now = Timestamp::now().to_zoned(TimeZone::UTC);
         Month(now.date().first_of_month())
     }
@@ -263,7 +264,7 @@ impl Month {
 
     /// Whether a wrong clock told this month, if it is `now` now: it is further ahead than a clock that is put right
     /// around the turn of a month explains. A clock that was never set knows nothing better.
-    fn is_wrong(self, now: Month) -> bool {
+    pub(crate) fn is_wrong(self, now: Month) -> bool {
         now >= EARLIEST && self > Month(now.end())
     }
 }
@@ -392,6 +393,25 @@ impl TrafficTable {
         traffic.map_or_else(MonthBytes::default, |traffic| traffic.month())
     }
 
+    /// The month, and what the client has transferred in it.
+    pub(crate) fn this_month(&self, client: &HostKey) -> (Month, MonthBytes) {
+        self.begin_month_if_due();
+        let state = self.state.lock();
+        let traffic = state.clients.get(client);
+        let bytes = traffic.map_or_else(MonthBytes::default, |traffic| traffic.month());
+        (state.month, bytes)
+    }
+
+    /// Counts what a client transferred at other nodes in this month.
+    pub(crate) fn add_elsewhere(&self, client: &HostKey, bytes: MonthBytes) {
+        if bytes == MonthBytes::default() {
+            return;
+        }
+        let traffic = self.of(*client);
+        traffic.add(TrafficDirection::Down, bytes.down);
+        traffic.add(TrafficDirection::Up, bytes.up);
+    }
+
     /// Whether a packet of a client may be relayed, and counts it if so.
     pub(crate) fn relays(
         &self,
@@ -481,8 +501,9 @@ impl TrafficTable {
         }
     }
 
-    /// Begins a new month if it is time, and writes down what clients have transferred in this one.
-    pub(crate) fn save(&self) {
+    /// Begins a new month if it is time, and writes down what clients have transferred in this one, except of those that
+    /// are `counted_elsewhere`.
+    pub(crate) fn save(&self, counted_elsewhere: impl Fn(&HostKey) -> bool) {
         self.begin_month_if_due();
         let Some(path) = &self.path else {
             return;
@@ -502,6 +523,7 @@ impl TrafficTable {
                 month: state.month.0,
                 clients: clients
                     .filter(|one| one.down_bytes + one.up_bytes > 0)
+                    .filter(|one| !counted_elsewhere(&one.key))
                     .collect(),
             }
         };
@@ -581,7 +603,7 @@ mod tests {
         flow.moved(TrafficDirection::Down, 600);
         flow.moved(TrafficDirection::Up, 399);
         assert_eq!(traffic.check_month(&ONE), Ok(()));
-        traffic.save();
+        traffic.save(|_| false);
         let again = table(directory.path(), 1_000);
         assert_eq!(again.month(&ONE), MonthBytes { down: 600, up: 399 });
         let flow = again.flow(ONE);
@@ -626,7 +648,7 @@ mod tests {
         assert_eq!(traffic.state.lock().month, now);
         assert_eq!(traffic.month(&ONE), MonthBytes { down: 7, up: 0 });
         // One that an earlier process wrote down.
-        traffic.save();
+        traffic.save(|_| false);
         let path = directory.path().join(FILE_NAME);
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::write(&path, text.replace(&now.0.to_string(), "2140-01-01")).unwrap();

@@ -29,11 +29,13 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 
 use crate::client_limits::ClientLimits;
-use crate::client_store::{ClientStoreError, EnrolledClient, OpenInvitation};
+use crate::client_records::{EnrolledClient, OpenInvitation};
+use crate::client_store_error::ClientStoreError;
+use crate::client_use::ClientUse;
 use crate::drain_state::DrainOrder;
 use crate::invitation::Invitation;
 use crate::key_text::show_key;
-use crate::prox::{ClientUse, Prox};
+use crate::prox::Prox;
 use crate::takeover::TakeoverOffer;
 
 /// The name of the socket in the state directory.
@@ -242,17 +244,19 @@ async fn carry_out(
 ) -> Result<Value, String> {
     let clients = prox.clients().clone();
     let asked = prox.clone();
-    let changes_who_is_admitted = matches!(
-        request,
-        ControlRequest::Invite { .. } | ControlRequest::Remove { .. }
-    );
-    if changes_who_is_admitted && prox.shared_records().is_some() {
-        return Err(
-            "with --store, clients are named in the settings of all nodes (allow_clients): an invitation or a removal \
-             would be known to this node alone"
-                .to_owned(),
-        );
-    }
+    prox.follow_other_nodes().await;
+    let looked_up = match &request {
+        ControlRequest::Clients => {
+            let enrolled = clients.enrolled().into_iter().map(|client| client.key);
+            enrolled.chain(clients.named().copied()).collect()
+        }
+        ControlRequest::Client { client } => {
+            let found = clients.find(client);
+            found.into_iter().map(|client| client.key).collect()
+        }
+        _ => Vec::new(),
+    };
+    prox.read_usage(looked_up).await;
     let in_words = |error: ClientStoreError| error.to_string();
     // Files are synced, which takes its time.
     let working = tokio::task::spawn_blocking(move || match request {
@@ -381,6 +385,10 @@ async fn carry_out(
                 status["node"] = shared.node().into();
                 status["store"] = shared.place().into();
                 status["store_state"] = shared.state().into();
+                status["clients_counted"] = match prox.counts_alone() {
+                    true => "this node".into(),
+                    false => "all nodes".into(),
+                };
             }
             Ok(status)
         }
@@ -412,7 +420,7 @@ fn client_json(prox: &Prox, client: &EnrolledClient) -> Value {
         "name": client.name,
         "key": show_key(&client.key),
         "enrolled_s": client.enrolled_s,
-        "seen_s": client.seen_s,
+        "seen_s": client.seen_s.max(prox.seen_elsewhere_s(&client.key)),
         "by": "invitation",
         "own_limits": client.limits,
     });
@@ -424,6 +432,9 @@ fn client_json(prox: &Prox, client: &EnrolledClient) -> Value {
 fn add_use(shown: &mut Value, now: &ClientUse) {
     shown["limits"] = json!(now.limits);
     shown["flows"] = now.flows.into();
+    if now.flows_elsewhere > 0 {
+        shown["flows_elsewhere"] = now.flows_elsewhere.into();
+    }
     shown["pinned_bytes"] = now.pinned_bytes.into();
     shown["month"] = json!({"down_bytes": now.month.down, "up_bytes": now.month.up});
 }

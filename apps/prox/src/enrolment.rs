@@ -126,6 +126,9 @@ impl Prox {
                 server.end_client(PublicKey(client));
                 self.discard_client(client);
             }
+            for (client, own) in clients.take_relimited() {
+                self.apply_client_limits(client, own);
+            }
             clients.on_applied(change);
             let now = Instant::now();
             if is_inviting {
@@ -158,12 +161,16 @@ impl Prox {
         self.uploads.discard_client(client);
         self.limits.set(client, ClientLimits::default());
         self.traffic.forget(&client);
+        if let Some(usage) = &self.usage {
+            usage.forget(client);
+        }
     }
 
     /// Writes down what is only in memory of the clients: before the process ends.
     pub fn save_clients(&self) {
         self.clients.save_seen();
         self.traffic.sweep(|client| self.clients.is_known(client));
-        self.traffic.save();
+        let is_shared = |client: &HostKey| self.usage.is_some() && self.clients.is_known(client);
+        self.traffic.save(is_shared);
     }
 }

@@ -26,16 +26,17 @@
 //! ```text
 //!  programs    serve · listener · control · metrics · acme  flows come in, and the operator's requests
 //!  flows       flow                                        one flow, from its first byte to its end
-//!              enrolment · relay · tunnel · packet_tunnel · upload · flow_hibernation · flow_answer · flow_watch · metered_flow
+//!              enrolment · shared_clients · client_use · relay · tunnel · packet_tunnel · upload · flow_hibernation · flow_answer · flow_watch · metered_flow
 //!              restore · upload_sender                    what an earlier process left
 //!  state       cached_fetch · prox                         what all flows share:
 //!              shared_cache · retained_copies · hibernated_copies · upload_table · copy_fetcher
-//!              pinned_copy · spooled_body · quota_ledger · copy_store · copy_bucket · upload_delivery · stored_upload · client_store
+//!              pinned_copy · spooled_body · quota_ledger · copy_store · copy_bucket · upload_delivery · stored_upload
+//!              client_store · client_directory · shared_usage
 //!              access_log · packet_network · tunnel_dns · tunnel_rules · tunnel_helper
 //!  origins     origin · origin_pool · dial · egress · tls · bucket_http
 //!  facts       request · request_head · answer · flow_report · flow_memo · range · refusal · config
 //!              stream_flow · address_key · key_text · invitation · private_file
-//!              packet_filter · inner_addresses · client_traffic · client_limits · token_bucket · counters
+//!              packet_filter · inner_addresses · client_traffic · client_records · client_store_error · client_limits · token_bucket · counters
 //! ```
 //!
 //! [`run`] serves a [`FlowListener`]; [`serve_flow`] serves one flow. `docs/proxy.md` lists every
@@ -48,9 +49,13 @@ mod answer;
 mod bucket_http;
 mod cached_fetch;
 mod charged_tcp;
+mod client_directory;
 mod client_limits;
+mod client_records;
 mod client_store;
+mod client_store_error;
 mod client_traffic;
+mod client_use;
 mod config;
 mod control;
 mod copy_bucket;
@@ -96,8 +101,10 @@ mod restore;
 mod retained_copies;
 mod serve;
 mod shared_cache;
+mod shared_clients;
 mod shared_copies;
 mod shared_copy_work;
+mod shared_usage;
 mod spooled_body;
 mod stored_upload;
 mod stream_flow;
@@ -117,8 +124,11 @@ mod upload_table;
 pub use access_log::{AccessDetail, check_access_log};
 pub use acme::{ACME_DIRECTORY_DEFAULT, AcmeError, AcmeOptions, keep_certificate};
 pub use client_limits::{ClientLimits, EffectiveLimits};
-pub use client_store::{ClientStore, ClientStoreError, EnrolledClient, OpenInvitation};
+pub use client_records::{EnrolledClient, OpenInvitation};
+pub use client_store::ClientStore;
+pub use client_store_error::ClientStoreError;
 pub use client_traffic::MonthBytes;
+pub use client_use::ClientUse;
 pub use config::{ProxConfig, ReloadReport};
 pub use control::{ControlClient, ControlError, ControlRequest, ControlServer};
 pub use copy_bucket::{CopyBucketError, CopyBucketStatus};
@@ -135,7 +145,7 @@ pub use key_text::{ParseKeyError, parse_key, show_key};
 pub use listener::TcpFlowListener;
 pub use metrics::METRICS_TYPE;
 pub use packet_network::PacketNetworkError;
-pub use prox::{ClientUse, PreparedProx, Prox, ProxHoldings, ProxStartError};
+pub use prox::{PreparedProx, Prox, ProxHoldings, ProxStartError};
 pub use refusal::ProxRefusal;
 pub use request::HEADERS_MAX;
 #[doc(hidden)]

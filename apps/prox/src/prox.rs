@@ -16,9 +16,9 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use crate::access_log::{AccessDetail, AccessLog};
 use crate::address_key::address_of;
-use crate::client_limits::{ClientLimitTable, ClientLimits, EffectiveLimits};
-use crate::client_store::{ClientStore, ClientStoreError, EnrolledClient};
-use crate::client_traffic::{MonthBytes, TrafficTable};
+use crate::client_limits::ClientLimitTable;
+use crate::client_store::ClientStore;
+use crate::client_traffic::TrafficTable;
 use crate::config::{ProxConfig, ReloadReport};
 use crate::copy_bucket::{CHECK_WITHIN, CopyBucket, CopyBucketError};
 use crate::copy_fetcher::CopyFetcher;
@@ -39,6 +39,7 @@ use crate::request::{FetchRequest, UploadRequest};
 use crate::retained_copies::RetainedCopies;
 use crate::shared_cache::SharedCache;
 use crate::shared_copies::SharedCopies;
+use crate::shared_usage::SharedUsage;
 use crate::spooled_body::{SpoolError, SpoolFile, SpoolStatus, SpooledBody};
 use crate::stored_upload::StoredUpload;
 use crate::tls::ProxTlsError;
@@ -105,19 +106,6 @@ pub struct ProxHoldings {
     pub cached_bytes: u64,
 }
 
-/// What one client may do, and what it does now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ClientUse {
-    /// The limits that hold for it.
-    pub limits: EffectiveLimits,
-    /// The flows of the client now, those that are hibernated included.
-    pub flows: u32,
-    /// Bytes of copies and uploads that the proxy holds for it.
-    pub pinned_bytes: u64,
-    /// What it has transferred in this calendar month (UTC).
-    pub month: MonthBytes,
-}
-
 /// Settings that say which origins are reached and believed: what was fetched under others is not served after a
 /// change.
 const REACH_SETTINGS: [&str; 5] = [
@@ -166,6 +154,8 @@ pub struct Prox {
     pub(crate) limits: Arc<ClientLimitTable>,
     /// What each client transfers.
     pub(crate) traffic: Arc<TrafficTable>,
+    /// What clients do at all nodes, if nodes share a store.
+    pub(crate) usage: Option<Arc<SharedUsage>>,
     pub(crate) counters: Arc<ProxCounters>,
     access_log: Mutex<Option<AccessLog>>,
     upstream: RwLock<Arc<Upstream>>,
@@ -296,7 +286,9 @@ impl Prox {
             bucket,
         } = prepared;
         let enrolled_in = journal.as_ref().map(|_| config.state_dir.as_path());
-        let clients = ClientStore::open(&config, enrolled_in).map_err(ProxStartError::Clients)?;
+        let shared = journal.clone().and_then(RecordStore::as_shared);
+        let clients = ClientStore::open(&config, enrolled_in, shared.clone());
+        let clients = clients.map_err(ProxStartError::Clients)?;
         let copies_in = config.copies_dir.as_ref().unwrap_or(&config.state_dir);
         let copy_store = journal.map(|journal| CopyStore::open(copies_in, journal));
         let copy_store = copy_store
@@ -319,9 +311,10 @@ impl Prox {
         let restored_store = copy_store.clone();
         let restored_store = restored_store.filter(|store| store.shared().is_none());
         Ok(Arc::new(Prox {
-            ledger: Arc::new(QuotaLedger::new(&config, limits.clone())),
+            ledger: Arc::new(QuotaLedger::new(&config, limits.clone(), shared.is_some())),
             limits,
             traffic: Arc::new(traffic),
+            usage: shared.map(|store| Arc::new(SharedUsage::new(store))),
             counters,
             access_log: Mutex::default(),
             retained: Arc::new(RetainedCopies::new(restored_store.clone())),
@@ -407,33 +400,6 @@ impl Prox {
         }
         tracing::info!(taken = ?report.taken, at_restart = ?report.at_restart, "read the settings again");
         Ok(report)
-    }
-
-    /// Changes the limits of a client: those that `newer` names, or all to those of all clients if it is none. They hold
-    /// at once, for running flows too; what is beyond a smaller one stays. Returns the client as it is now.
-    ///
-    /// # Errors
-    /// There is no such client, or the change cannot be written down.
-    pub fn set_client_limits(
-        &self,
-        text: &str,
-        newer: Option<&ClientLimits>,
-    ) -> Result<EnrolledClient, ClientStoreError> {
-        let client = self.clients.set_limits(text, newer)?;
-        self.limits.set(client.key, client.limits);
-        self.traffic.apply_limits(Some(&client.key));
-        self.ledger.on_limits_changed();
-        Ok(client)
-    }
-
-    /// What a client may do and does.
-    pub fn client_usage(&self, client: &HostKey) -> ClientUse {
-        ClientUse {
-            limits: self.limits.of(client),
-            flows: self.ledger.flows_of(client),
-            pinned_bytes: self.ledger.pinned_by(*client),
-            month: self.traffic.month(client),
-        }
     }
 
     /// Writes an access log from now on: into a file, which is appended to, or to standard output if `path` is none.
@@ -548,6 +514,7 @@ impl Prox {
         client: HostKey,
         deadline: Option<Duration>,
     ) -> Result<FlowPermit, ProxRefusal> {
+        self.refresh_usage(client).await;
         let place = async {
             loop {
                 let left = self.ledger.flow_released();
@@ -559,7 +526,20 @@ impl Prox {
         };
         match timeout(PLACE_WITHIN, place).await {
             Ok(admitted) => admitted,
-            Err(_) => self.admit_now(client, deadline),
+            Err(_) => {
+                // Flows at other nodes may have ended meanwhile.
+                self.refresh_usage(client).await;
+                self.admit_now(client, deadline)
+            }
+        }
+    }
+
+    /// Learns what a known client does at other nodes, if nodes share a store.
+    async fn refresh_usage(&self, client: HostKey) {
+        if let Some(usage) = &self.usage
+            && self.clients.is_known(&client)
+        {
+            usage.refresh(client, &self.traffic).await;
         }
     }
 
@@ -576,7 +556,9 @@ impl Prox {
             return Err(ProxRefusal::DeadlineTooFar(furthest));
         }
         self.traffic.check_month(&client)?;
-        let permit = self.ledger.admit(client)?;
+        let elsewhere = self.usage.as_ref();
+        let elsewhere = elsewhere.map_or(0, |usage| usage.flows_elsewhere(&client));
+        let permit = self.ledger.admit(client, elsewhere)?;
         self.clients.on_seen(&client);
         Ok(permit)
     }

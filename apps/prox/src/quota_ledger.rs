@@ -4,7 +4,7 @@
 //! One lock and a few numbers; resources are charged before they are allocated and released after
 //! they are freed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use d2tp_driver::HostKey;
@@ -41,6 +41,8 @@ pub(crate) struct QuotaLedger {
     clients: Arc<ClientLimitTable>,
     used: Mutex<QuotaUsage>,
     left: Notify,
+    /// Clients whose number of flows has changed, if other nodes are told.
+    changed: Option<Mutex<HashSet<HostKey>>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -70,8 +72,15 @@ struct ClientUsage {
 }
 
 impl QuotaLedger {
-    pub(crate) fn new(config: &ProxConfig, clients: Arc<ClientLimitTable>) -> QuotaLedger {
+    /// A ledger with the limits of these settings; `tells_changes`: clients whose flows change are noted, for
+    /// [`QuotaLedger::take_changed`].
+    pub(crate) fn new(
+        config: &ProxConfig,
+        clients: Arc<ClientLimitTable>,
+        tells_changes: bool,
+    ) -> QuotaLedger {
         QuotaLedger {
+            changed: tells_changes.then(Mutex::default),
             clients,
             used: Mutex::new(QuotaUsage {
                 limits: QuotaLimits::of(config),
@@ -116,16 +125,36 @@ impl QuotaLedger {
         }
     }
 
+    /// The clients that have flows now.
+    pub(crate) fn clients_with_flows(&self) -> Vec<HostKey> {
+        let used = self.used.lock();
+        let with_flows = used.clients.iter().filter(|(_, entry)| entry.flows > 0);
+        with_flows.map(|(client, _)| *client).collect()
+    }
+
     /// The flows of a client now.
     pub(crate) fn flows_of(&self, client: &HostKey) -> u32 {
         let used = self.used.lock();
         used.clients.get(client).map_or(0, |entry| entry.flows)
     }
 
-    /// Counts a flow until the permit is dropped.
+    /// The clients whose number of flows has changed since the last call.
+    pub(crate) fn take_changed(&self) -> HashSet<HostKey> {
+        let changed = self.changed.as_ref();
+        changed.map_or_else(HashSet::new, |changed| std::mem::take(&mut changed.lock()))
+    }
+
+    fn note_change(&self, client: HostKey) {
+        if let Some(changed) = &self.changed {
+            changed.lock().insert(client);
+        }
+    }
+
+    /// Counts a flow until the permit is dropped. The client has so many `elsewhere`, at other nodes.
     pub(crate) fn admit(
         self: &Arc<QuotaLedger>,
         client: HostKey,
+        elsewhere: u32,
     ) -> Result<FlowPermit, ProxRefusal> {
         let own_max = self.clients.of(&client).flows;
         let mut used = self.used.lock();
@@ -133,11 +162,13 @@ impl QuotaLedger {
             return Err(ProxRefusal::FlowsFull(used.limits.flows));
         }
         let mine = used.clients.get(&client).map_or(0, |client| client.flows);
-        if mine >= own_max {
+        if mine.saturating_add(elsewhere) >= own_max {
             return Err(ProxRefusal::ClientFlowsFull(own_max));
         }
         used.flows += 1;
         used.clients.entry(client).or_default().flows += 1;
+        drop(used);
+        self.note_change(client);
         Ok(FlowPermit {
             ledger: self.clone(),
             client,
@@ -155,6 +186,8 @@ impl QuotaLedger {
         used.flows += 1;
         used.hibernated += 1;
         used.clients.entry(client).or_default().flows += 1;
+        drop(used);
+        self.note_change(client);
     }
 
     /// The permit of a restored flow, which was counted while it was hibernated.
@@ -345,6 +378,7 @@ impl Drop for FlowPermit {
         }
         used.forget_idle(self.client);
         drop(used);
+        self.ledger.note_change(self.client);
         self.ledger.left.notify_waiters();
     }
 }
@@ -364,7 +398,7 @@ mod tests {
             ..Default::default()
         };
         let clients = Arc::new(ClientLimitTable::new(&config));
-        Arc::new(QuotaLedger::new(&config, clients))
+        Arc::new(QuotaLedger::new(&config, clients, false))
     }
 
     #[test]
@@ -376,9 +410,9 @@ mod tests {
             ..Default::default()
         };
         ledger.clients.set([1; 32], own);
-        let _a = ledger.admit([1; 32]).unwrap();
+        let _a = ledger.admit([1; 32], 0).unwrap();
         assert_eq!(
-            ledger.admit([1; 32]).unwrap_err(),
+            ledger.admit([1; 32], 0).unwrap_err(),
             ProxRefusal::ClientFlowsFull(1)
         );
         let full = ledger.reserve([1; 32], StorageTier::Memory, 21);
@@ -390,19 +424,19 @@ mod tests {
     #[test]
     fn flows_are_limited_per_client_and_in_all() {
         let ledger = ledger();
-        let a = ledger.admit([1; 32]).unwrap();
-        let _b = ledger.admit([1; 32]).unwrap();
+        let a = ledger.admit([1; 32], 0).unwrap();
+        let _b = ledger.admit([1; 32], 0).unwrap();
         assert_eq!(
-            ledger.admit([1; 32]).unwrap_err(),
+            ledger.admit([1; 32], 0).unwrap_err(),
             ProxRefusal::ClientFlowsFull(2)
         );
-        let _c = ledger.admit([2; 32]).unwrap();
+        let _c = ledger.admit([2; 32], 0).unwrap();
         assert_eq!(
-            ledger.admit([3; 32]).unwrap_err(),
+            ledger.admit([3; 32], 0).unwrap_err(),
             ProxRefusal::FlowsFull(3)
         );
         drop(a);
-        assert!(ledger.admit([1; 32]).is_ok());
+        assert!(ledger.admit([1; 32], 0).is_ok());
     }
 
     #[test]

@@ -510,7 +510,7 @@ mod tests {
             ..Default::default()
         };
         let clients = Arc::new(ClientLimitTable::new(&config));
-        Arc::new(QuotaLedger::new(&config, clients))
+        Arc::new(QuotaLedger::new(&config, clients, false))
     }
 
     fn pin(ledger: &Arc<QuotaLedger>, memory_max: u64, total: Option<u64>) -> Arc<SpooledBody> {

@@ -13,7 +13,7 @@ use crate::health::LinkAnswers;
 use crate::meter::TICK;
 use crate::renewal::{SLEEP_MIN, SocketRenewal};
 use crate::stream::{BlockedNetworks, STREAM_AFTER, StreamFailure, StreamStatus};
-use crate::tracked::{NODE_ANSWER_MAX, RACE_AFTER, TrackedLink};
+use crate::tracked::{RACE_AFTER, TrackedLink};
 
 /// The most sockets whose link can be named. Closed ones count, because events about them may still
 /// arrive.
@@ -278,7 +278,13 @@ impl DeviceLinks {
     /// Links that answer ask the node beside the path that they have, and keep the path until the node has
     /// answered; others, and those that carry a stream, get new sockets at once. So do all where no flow is open:
     /// what is opened meanwhile begins at the new node.
-    pub fn on_node_changed(&mut self, now: Time, session: &dyn SessionPaths, has_flows: bool) {
+    pub fn on_node_changed(
+        &mut self,
+        now: Time,
+        session: &dyn SessionPaths,
+        has_flows: bool,
+        patience: Span,
+    ) {
         self.observe(now, session);
         let pays = self.pays();
         for link in self.links.values_mut() {
@@ -304,6 +310,7 @@ impl DeviceLinks {
             }
             self.last_ticket += 1;
             link.attaching = Some(self.last_ticket);
+            link.node_patience = patience;
             link.changes_node = true;
             self.actions.push_back(LinkAction::Attach {
                 link: link.facts.name.clone(),
@@ -685,7 +692,7 @@ impl DeviceLinks {
             if !link.former_node.is_empty() {
                 let of_node = |s: &&AttachedSocket| !link.former_node.contains(&s.socket);
                 let found = link.sockets.iter().filter(of_node).find(answers).copied();
-                let is_late = now.since(link.opened_at) >= NODE_ANSWER_MAX;
+                let is_late = now.since(link.opened_at) >= link.node_patience;
                 if let Some(found) = found {
                     // With the answer the paths to the node before have ended.
                     let rest = link.sockets.iter().filter(|s| **s != found);

@@ -6,7 +6,7 @@
 //!  silent for 250 ms ──▶ Probe ── another answers, and this one does not ──▶ Switch     (failover)
 //!  no flow is open after payload moved, once a minute ──▶ Probe ── another is clearly nearer ──▶ Switch
 //!  the node asks to be left ──▶ Probe ── another answers ──▶ Switch, with flows too
-//!  the node does not complete the handshake ──▶ Switch back; it is not tried for a minute
+//!  the node does not complete the handshake ──▶ Switch back; for a minute it is tried only where nothing else is left
 //! ```
 //!
 //! A node may not have the session's record, and never has its tunnels and uploads. A session with flows is
@@ -32,11 +32,15 @@ const LAST_ANSWER_WITHIN: Span = Span::from_millis(100); // a guess: jitter of a
 /// The interval between comparisons of nodes, and between two changes to a nearer one. Lower: a route that
 /// flaps moves the session often. Higher: a device that moved stays at a far node for longer.
 const COMPARE_EVERY: Span = Span::from_secs(60);
-/// How long a node that did not complete a handshake is not tried again.
+/// How long a node that did not complete a handshake is not tried again, unless the one in use is silent, or asks to be
+/// left, and no other answers: a host that was busy for a moment must not hold a session for a minute.
 const FAILED_FOR: Span = Span::from_secs(60); // a guess
 /// A node is nearer if its round trip is shorter by this, and by a fifth. Both are guesses: jitter of a
 /// Wi-Fi must not move a session.
 const NEARER_BY: Span = Span::from_millis(5);
+/// How many round trips a handshake at another node may take: one for a proof of address (R-HS-7), one for the SYN, one
+/// for a copy of it that was lost, and one for what the node itself has to do.
+const HANDSHAKE_ROUND_TRIPS: u64 = 4; // a guess
 /// The least time in which answers to probes are awaited.
 const ANSWERS_WITHIN: Span = Span::from_secs(1);
 
@@ -51,6 +55,11 @@ pub struct NodeView {
     pub is_busy: bool,
     /// Whether flows are open, some of which another node may not have.
     pub has_flows: bool,
+    /// Whether an open flow has received nothing yet: its node may be asking an origin for it, and another one, which
+    /// does not know the flow, would ask again.
+    pub is_unanswered: bool,
+    /// How long the node in use took to complete the session's handshake.
+    pub handshake_took: Span,
     /// Whether no node knows anything of the session: no handshake has completed.
     pub is_new: bool,
     /// The longest round trip of the paths that answer; zero if there is none.
@@ -58,6 +67,15 @@ pub struct NodeView {
 }
 
 impl NodeView {
+    /// How long the node in use may be silent while a flow waits for its first byte: as long as its handshake took, since
+    /// a busy node asks an origin when it comes to that, and another one would ask again. Otherwise zero.
+    pub fn first_byte_patience(&self) -> Span {
+        match self.is_unanswered {
+            true => self.handshake_took,
+            false => Span::ZERO,
+        }
+    }
+
     /// How long answers to probes are awaited.
     pub fn probe_patience(&self) -> Span {
         self.round_trip.times(3).max(ANSWERS_WITHIN)
@@ -172,10 +190,10 @@ impl NodeChoice {
     }
 
     /// Handles a request of the node in use to be left: for `preferred`, if that answers, else for the nearest other
-    /// one. It may come again while the session is still there.
+    /// one. It may come again while the session is still there; so one is ignored while a flow waits for its first byte.
     pub fn on_leave_asked(&mut self, now: Time, preferred: Option<usize>, view: &NodeView) {
         // While the session moves, the request may be one that was sent before.
-        if self.nodes.len() < 2 || self.leaving.is_some() {
+        if self.nodes.len() < 2 || self.leaving.is_some() || view.is_unanswered {
             return;
         }
         self.nodes[self.current].failed_until = Some(now + FAILED_FOR);
@@ -198,18 +216,19 @@ impl NodeChoice {
     fn leave(&mut self, now: Time, asked: LeaveRequest, view: &NodeView) {
         let since = asked.probed_at;
         let is_late = now >= since + view.probe_patience();
-        let heard = |n: &usize| {
-            let node = &self.nodes[*n];
-            let tried = node.failed_until.is_none_or(|until| until <= now);
-            tried && node.answered_at.is_some_and(|at| at >= since)
-        };
+        if view.is_unanswered {
+            // A flow was opened meanwhile. The node asks again.
+            self.leave_request = None;
+            return;
+        }
+        let heard = |n: &usize| self.nodes[*n].answered_at.is_some_and(|at| at >= since);
         let to = match asked.preferred {
             Some(preferred) if heard(&preferred) => Some(preferred),
             Some(_) if !is_late => None,
             _ => self.nearest_other(now, since),
         };
         match to {
-            Some(to) => self.switch(now, to, NODE_ANSWER_MAX),
+            Some(to) => self.switch(now, to, self.handshake_patience(to)),
             // It asks again.
             None if is_late => self.leave_request = None,
             None => {}
@@ -265,7 +284,7 @@ impl NodeChoice {
             let patience = match view.is_new {
                 // Nothing is lost by asking the first node again, and a host without the key answers probes, too.
                 true => self.first_patience(nearest),
-                false => NODE_ANSWER_MAX,
+                false => self.handshake_patience(nearest),
             };
             return self.switch(now, nearest, patience);
         }
@@ -275,13 +294,16 @@ impl NodeChoice {
         }
     }
 
-    /// The nearest of the other nodes that answered since `since`.
+    /// The nearest of the other nodes that answered since `since`; of those that failed lately the one that did so first,
+    /// and only if there is no other.
     fn nearest_other(&self, now: Time, since: Time) -> Option<usize> {
-        let tried = |node: &NodeState| node.failed_until.is_none_or(|until| until <= now);
+        let failed = |node: &NodeState| node.failed_until.filter(|until| *until > now);
         let heard = |node: &NodeState| node.answered_at.is_some_and(|at| at >= since);
         let others = self.nodes.iter().enumerate();
-        let others = others.filter(|(n, node)| *n != self.current && tried(node) && heard(node));
-        others.min_by_key(|(_, node)| node.round_trip).map(|f| f.0)
+        let others = others.filter(|(n, node)| *n != self.current && heard(node));
+        others
+            .min_by_key(|(_, node)| (failed(node), node.round_trip))
+            .map(|f| f.0)
     }
 
     /// When a node that is silent since `since` is left, if another has answered a probe.
@@ -309,7 +331,17 @@ impl NodeChoice {
     /// How long the handshake of a new session may take at a node that answered a probe.
     fn first_patience(&self, node: usize) -> Span {
         let round_trip = self.nodes[node].round_trip.unwrap_or(Span::ZERO);
-        (round_trip.times(4) + SILENT_MIN).min(NODE_ANSWER_MAX)
+        round_trip.times(HANDSHAKE_ROUND_TRIPS) + SILENT_MIN
+    }
+
+    /// How long the handshake of a session with flows may take at another node: a network that is slow, or a host that is
+    /// busy, as the last probe measured it, is no reason to give it up.
+    pub fn handshake_patience(&self, node: usize) -> Span {
+        let state = self.nodes.get(node);
+        let round_trip = state
+            .and_then(|state| state.round_trip)
+            .unwrap_or(Span::ZERO);
+        round_trip.times(HANDSHAKE_ROUND_TRIPS).max(NODE_ANSWER_MAX)
     }
 
     /// When the alternatives of a node that is silent since `since` are to be probed.
@@ -334,7 +366,7 @@ impl NodeChoice {
             self.compares_until = None;
             if let Some(nearer) = self.nearer(now, since).filter(|_| !view.has_flows) {
                 self.moved_at = Some(now);
-                self.switch(now, nearer, NODE_ANSWER_MAX);
+                self.switch(now, nearer, self.handshake_patience(nearer));
             }
             return;
         }
@@ -413,7 +445,7 @@ impl NodeChoice {
 fn silent_min(view: &NodeView) -> Span {
     match view.is_new {
         true => Span::ZERO,
-        false => SILENT_MIN,
+        false => SILENT_MIN.max(view.first_byte_patience()),
     }
 }
 
@@ -689,6 +721,62 @@ mod tests {
     }
 
     #[test]
+    fn a_busy_node_is_given_as_long_for_the_first_byte_as_its_handshake_took() {
+        for (is_unanswered, left_at) in [(true, 1_500), (false, 300)] {
+            let view = NodeView {
+                is_unanswered,
+                handshake_took: ms(1_500),
+                ..silent(0)
+            };
+            let mut choice = NodeChoice::new(2);
+            let mut probed_at = None;
+            for now in (0..3_000).step_by(50) {
+                choice.on_time(at(now), &view);
+                let is_probe = choice.poll_action() == Some(NodeAction::Probe);
+                probed_at = probed_at.or(is_probe.then_some(now));
+            }
+            let probed_at = probed_at.unwrap();
+            assert!((left_at - 50..=left_at).contains(&probed_at), "{probed_at}");
+        }
+    }
+
+    #[test]
+    fn a_node_that_failed_a_moment_ago_is_tried_again_where_nothing_else_is_left() {
+        // It was busy when the device left its node for a moment.
+        let busy = || {
+            let mut choice = NodeChoice::new(2);
+            choice.on_time(at(300), &silent(0));
+            choice.on_answer(at(305), 1, ms(5), &silent(0));
+            choice.on_time(at(500), &silent(0));
+            assert_eq!(choice.current(), 1);
+            choice.on_time(at(2_500), &silent(0));
+            assert_eq!(choice.current(), 0, "it did not complete the handshake");
+            while choice.poll_action().is_some() {}
+            choice
+        };
+        let view = NodeView {
+            has_flows: true,
+            ..answering(0)
+        };
+        let mut asked = busy();
+        asked.on_time(at(2_600), &view);
+        asked.on_leave_asked(at(3_000), None, &view);
+        asked.on_answer(at(3_005), 1, ms(5), &view);
+        assert_eq!(asked.current(), 1, "the node in use ends soon");
+        let mut dead = busy();
+        dead.on_time(at(3_000), &silent(2_700));
+        dead.on_answer(at(3_005), 1, ms(5), &silent(2_700));
+        dead.on_time(at(3_300), &silent(2_700));
+        assert_eq!(dead.current(), 1, "the node in use is gone");
+        // A third one that has not failed comes first, although it is further away.
+        let mut third = NodeChoice::new(3);
+        third.nodes[1].failed_until = Some(at(60_000));
+        third.on_leave_asked(at(0), None, &view);
+        third.on_answer(at(5), 2, ms(50), &view);
+        assert_eq!(third.current(), 2);
+    }
+
+    #[test]
     fn a_node_that_asks_to_be_left_is_kept_while_no_other_answers() {
         let mut choice = NodeChoice::new(2);
         let view = NodeView {
@@ -708,6 +796,52 @@ mod tests {
         // The other one answers at last.
         choice.on_leave_asked(at(10_000), None, &view);
         choice.on_answer(at(10_005), 1, ms(5), &view);
+        let mut actions = std::iter::from_fn(|| choice.poll_action());
+        assert!(actions.any(|action| action == NodeAction::Switch(1)));
+    }
+
+    #[test]
+    fn a_handshake_over_a_slow_network_is_given_four_round_trips() {
+        for round_trip in [100, 1_500] {
+            let mut choice = NodeChoice::new(2);
+            let view = NodeView {
+                has_flows: true,
+                round_trip: ms(round_trip),
+                ..answering(0)
+            };
+            choice.on_leave_asked(at(0), None, &view);
+            choice.on_answer(at(round_trip), 1, ms(round_trip), &view);
+            assert_eq!(choice.current(), 1);
+            let patience = (4 * round_trip).max(2_000);
+            assert_eq!(choice.handshake_patience(1), ms(patience));
+            choice.on_time(at(round_trip + patience - 1), &view);
+            assert_eq!(choice.current(), 1, "it may still answer");
+            choice.on_time(at(round_trip + patience), &view);
+            assert_eq!(choice.current(), 0);
+        }
+    }
+
+    #[test]
+    fn a_node_that_asks_to_be_left_is_kept_while_a_flow_waits_for_its_first_byte() {
+        let mut choice = NodeChoice::new(2);
+        let waiting = NodeView {
+            has_flows: true,
+            is_unanswered: true,
+            ..answering(0)
+        };
+        choice.on_leave_asked(at(0), None, &waiting);
+        assert_eq!(choice.poll_action(), None);
+        // It is opened while another node is probed.
+        let answered = NodeView {
+            is_unanswered: false,
+            ..waiting
+        };
+        choice.on_leave_asked(at(1_000), None, &answered);
+        assert_eq!(choice.poll_action(), Some(NodeAction::Probe));
+        choice.on_answer(at(1_005), 1, ms(5), &waiting);
+        assert_eq!((choice.current(), choice.poll_action()), (0, None));
+        choice.on_leave_asked(at(2_000), None, &answered);
+        choice.on_answer(at(2_005), 1, ms(5), &answered);
         let mut actions = std::iter::from_fn(|| choice.poll_action());
         assert!(actions.any(|action| action == NodeAction::Switch(1)));
     }

@@ -914,7 +914,12 @@ fn whatever_happens_no_socket_is_lost_and_none_is_open_on_a_link_that_is_not_wan
                     }
                 }
                 13 => bench.attach_one(),
-                15 => bench.links.on_node_changed(bench.now, &bench.session, true),
+                15 => bench.links.on_node_changed(
+                    bench.now,
+                    &bench.session,
+                    true,
+                    crate::NODE_ANSWER_MAX,
+                ),
                 14 if !bench.streams.is_empty() => {
                     let failure = (draw.below(2) == 0).then_some(StreamFailure::Unreachable);
                     bench.answer_stream(failure);
@@ -1198,7 +1203,9 @@ fn another_node_is_asked_beside_the_path_there_is_and_the_path_goes_when_it_has_
     let old = bench.sockets("wlan0")[0];
     bench.answer(old);
     bench.done.clear();
-    bench.links.on_node_changed(bench.now, &bench.session, true);
+    bench
+        .links
+        .on_node_changed(bench.now, &bench.session, true, crate::NODE_ANSWER_MAX);
     bench.carry_out();
     let both = bench.sockets("wlan0");
     assert_eq!(both.len(), 2);
@@ -1230,7 +1237,7 @@ fn without_flows_the_path_to_the_node_before_is_closed_at_once() {
     bench.answer(old);
     bench
         .links
-        .on_node_changed(bench.now, &bench.session, false);
+        .on_node_changed(bench.now, &bench.session, false, crate::NODE_ANSWER_MAX);
     bench.carry_out();
     let new = bench.sockets("wlan0");
     assert!(new.len() == 1 && new[0] != old, "{new:?}");
@@ -1242,11 +1249,29 @@ fn a_node_that_does_not_answer_in_time_leaves_the_path_as_it_was() {
     bench.set("wlan0", LinkUse::Free, |_| {});
     let old = bench.sockets("wlan0")[0];
     bench.answer(old);
-    bench.links.on_node_changed(bench.now, &bench.session, true);
+    bench
+        .links
+        .on_node_changed(bench.now, &bench.session, true, crate::NODE_ANSWER_MAX);
     bench.carry_out();
     bench.pass(crate::NODE_ANSWER_MAX + ms(1));
     assert_eq!(bench.sockets("wlan0"), [old]);
     assert!(bench.answers("wlan0").is_up());
+}
+
+#[test]
+fn a_node_over_a_slow_network_is_asked_for_as_long_as_its_round_trips_take() {
+    let mut bench = Bench::default();
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    let old = bench.sockets("wlan0")[0];
+    bench.answer(old);
+    bench
+        .links
+        .on_node_changed(bench.now, &bench.session, true, ms(6_000));
+    bench.carry_out();
+    bench.pass(ms(5_990));
+    assert_eq!(bench.sockets("wlan0").len(), 2, "it may still answer");
+    bench.pass(ms(20));
+    assert_eq!(bench.sockets("wlan0"), [old]);
 }
 
 // R-NODE-3
@@ -1255,7 +1280,9 @@ fn a_node_that_is_silent_is_asked_no_more_once_another_is() {
     let mut bench = Bench::default();
     bench.set("wlan0", LinkUse::Free, |_| {});
     let old = bench.sockets("wlan0")[0];
-    bench.links.on_node_changed(bench.now, &bench.session, true);
+    bench
+        .links
+        .on_node_changed(bench.now, &bench.session, true, crate::NODE_ANSWER_MAX);
     bench.carry_out();
     let new = bench.sockets("wlan0");
     assert!(new.len() == 1 && new[0] != old, "{new:?}");

@@ -16,7 +16,7 @@ pub(crate) const HEAL_DOUBLINGS_MAX: u32 = 5;
 /// 8305 §5).
 pub(crate) const RACE_AFTER: Span = Span::from_millis(250);
 /// How long another node of the server may take to answer a handshake before the device stays with the
-/// node that it has.
+/// node that it has: at least, as [`crate::NodeChoice::handshake_patience`] grows with the round trip.
 pub const NODE_ANSWER_MAX: Span = Span::from_secs(2); // a guess: a SYN and two copies of it, as in `client_handshake.rs`
 
 /// A link that the device knows.
@@ -50,6 +50,8 @@ pub(crate) struct TrackedLink {
     pub(crate) stream: LinkStream,
     /// The sockets to the node before, while another node is asked over the link.
     pub(crate) former_node: Vec<LinkId>,
+    /// How long that node may take to answer.
+    pub(crate) node_patience: Span,
     /// Whether the next sockets of the link are to another node.
     pub(crate) changes_node: bool,
 }
@@ -74,6 +76,7 @@ impl TrackedLink {
             answers: LinkAnswers::Unasked,
             stream: LinkStream::default(),
             former_node: Vec::new(),
+            node_patience: NODE_ANSWER_MAX,
             changes_node: false,
         }
     }
@@ -125,7 +128,7 @@ impl TrackedLink {
         let waits = self.pathless && self.attaching.is_none();
         let heal = waits.then(|| self.last_heal_at + self.heal_delay());
         let race = (!self.other_family.is_empty()).then(|| self.opened_at + RACE_AFTER);
-        let change = (!self.former_node.is_empty()).then(|| self.opened_at + NODE_ANSWER_MAX);
+        let change = (!self.former_node.is_empty()).then(|| self.opened_at + self.node_patience);
         heal.into_iter().chain(race).chain(change).min()
     }
 

@@ -50,14 +50,47 @@ pub fn describe_nodes(nodes: &[NodeStatus]) -> Option<String> {
     Some(format!("{}{why}; {}", current.name, told.join(", ")))
 }
 
+/// The longest time between two looks at paths that counts as silence: after a longer one this process did not run, and
+/// what arrived meanwhile waits in its sockets.
+const LOOK_GAP_MAX: Span = Span::from_millis(500); // twice the interval of looks
+
+/// How long paths on which an answer is due have heard nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct UnheardTime {
+    /// When a path last heard something.
+    heard_at: Time,
+    /// Since when that is known, later by the time in which this process did not run.
+    pub(crate) since: Time,
+    looked_at: Time,
+}
+
+impl UnheardTime {
+    /// What a look at the paths adds to what was known `before`.
+    pub(crate) fn after(before: Option<UnheardTime>, now: Time, heard_at: Time) -> UnheardTime {
+        let same = before.filter(|before| before.heard_at == heard_at);
+        let since = same.map_or(now, |before| {
+            let not_run = now.since(before.looked_at).saturating_sub(LOOK_GAP_MAX);
+            before.since + not_run
+        });
+        UnheardTime {
+            heard_at,
+            since,
+            looked_at: now,
+        }
+    }
+}
+
 /// The driver's state of a device's nodes.
 pub(crate) struct DeviceNodes {
     pub(crate) list: Vec<ServerNode>,
     pub(crate) choice: NodeChoice,
     /// The sockets of the system's route, with the node of each, if the device uses that.
     pub(crate) default_route: Vec<(LinkId, usize)>,
-    /// When a path with data in flight last heard something, and since when that is known.
-    pub(crate) unheard: Option<(Time, Time)>,
+    /// How long paths with data in flight have heard nothing, if some have data in flight.
+    pub(crate) unheard: Option<UnheardTime>,
+    /// When the node in use was asked first, and how long its handshake took, if it has completed one.
+    pub(crate) asked_at: Time,
+    pub(crate) handshake_took: Option<Span>,
     /// Payload bytes of all paths at the last look.
     pub(crate) payload: u64,
     /// Probes whose answers are awaited.
@@ -78,6 +111,8 @@ impl DeviceNodes {
             answers,
             answered: Some(answered),
             started_at: clock::now(),
+            asked_at: clock::now(),
+            handshake_took: None,
         }
     }
 
@@ -187,6 +222,19 @@ mod tests {
         }
         assert_eq!(nodes.choice.current(), 1);
         assert_eq!(nodes.node_at(at), Some(1));
+    }
+
+    #[test]
+    fn time_in_which_the_process_did_not_run_is_no_silence() {
+        let at = |ms| Time::ZERO + Span::from_millis(ms);
+        let first = UnheardTime::after(None, at(1_000), at(900));
+        let second = UnheardTime::after(Some(first), at(1_250), at(900));
+        assert_eq!(at(1_250).since(second.since), Span::from_millis(250));
+        // Nine seconds without a processor.
+        let third = UnheardTime::after(Some(second), at(10_250), at(900));
+        assert_eq!(at(10_250).since(third.since), Span::from_millis(750));
+        let heard = UnheardTime::after(Some(third), at(10_300), at(10_290));
+        assert_eq!(heard.since, at(10_300));
     }
 
     #[test]

@@ -382,7 +382,8 @@ pub(crate) async fn write_batch(
     let batch = {
         let mut inner = shared.inner.lock();
         let batch = take_batch(&mut inner);
-        inner.hibernation.writing = !batch.is_empty();
+        let of_memos = batch.memos.keys().map(|memo| memo.session);
+        inner.hibernation.writing = batch.sessions.keys().copied().chain(of_memos).collect();
         batch
     };
     if batch.is_empty() {
@@ -395,7 +396,7 @@ pub(crate) async fn write_batch(
     };
     let written = tokio::task::spawn_blocking(work).await;
     let mut inner = shared.inner.lock();
-    inner.hibernation.writing = false;
+    inner.hibernation.writing.clear();
     match written {
         Ok((batch, Ok(report))) => {
             for key in report.lost {

@@ -24,8 +24,8 @@ pub(crate) struct HibernationState {
     pub(crate) journal: Option<Arc<dyn RecordStore>>,
     /// The journal again, if other nodes share it.
     pub(crate) shared: Option<SharedState>,
-    /// Whether a batch is being written.
-    pub(crate) writing: bool,
+    /// The sessions of which changes are being written.
+    pub(crate) writing: HashSet<JournalSessionKey>,
     /// Suspended sessions, by the time at which they may hibernate.
     pub(crate) hibernate_at: BTreeSet<(Time, SessionId)>,
     /// Memos of hibernated flows, if there is no journal to hold them; with a shared one, those of sessions that are
@@ -105,7 +105,9 @@ impl HibernationState {
 
     /// Whether changes of this session are not written yet.
     pub(crate) fn is_pending(&self, key: &JournalSessionKey) -> bool {
-        self.writing || self.batch.sessions.contains_key(key) || self.stale.contains(key)
+        self.writing.contains(key)
+            || self.batch.sessions.contains_key(key)
+            || self.stale.contains(key)
     }
 
     /// Stages a note of the application, to be written.

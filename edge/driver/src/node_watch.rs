@@ -11,13 +11,14 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use d2tp_device::{LinkAnswers, NodeAction, NodeView};
-use d2tp_session::{Addresses, LinkId, PathState, Span};
+use d2tp_session::{Addresses, FlowId, LinkId, PathState, Span};
 use d2tp_udp::{BindError, BindOptions, LinkSocket};
 use tokio::net::UdpSocket;
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::clock;
 use crate::device::DeviceInner;
+use crate::device_nodes::UnheardTime;
 use crate::server_nodes::ServerNode;
 use crate::version_probe::{VersionProbeAnswer, probe_version_from};
 
@@ -29,7 +30,23 @@ const OWED_LOOK_EVERY: Span = Span::from_millis(250);
 /// path does not: a path that was never answered since its handshake does not fall silent.
 const UNHEARD_MAX: Span = Span::from_millis(500); // as `SILENCE_MIN` of links in `d2tp-device`
 
+/// What the choice of a node needs to know of a session's flows.
+#[derive(Clone, Copy, Debug, Default)]
+struct DeviceFlows {
+    are_open: bool,
+    /// Whether one has received nothing yet.
+    is_unanswered: bool,
+    /// Whether no node knows anything of the session.
+    is_new: bool,
+}
+
 impl DeviceInner {
+    /// The number of the session's instance, for logs.
+    fn instance(&self) -> Option<u64> {
+        let inner = self.shared.inner.lock();
+        Some(inner.core.session(self.session)?.instance())
+    }
+
     /// Adds what a lookup found later: a node, or other addresses of a known one.
     pub(crate) fn on_node_found(self: &Arc<Self>, found: ServerNode) {
         let is_current = {
@@ -89,31 +106,35 @@ impl DeviceInner {
     pub(crate) fn node_view(&self) -> NodeView {
         let paths = self.paths();
         let statuses = self.link_statuses();
-        let (has_flows, is_new) = self.session_flows();
+        let flows = self.session_flows();
         let mut nodes = self.nodes.lock();
         let now = clock::now();
         let active = || paths.iter().filter(|path| path.state == PathState::Active);
         // All paths together: some data may be in flight on one and be answered on another.
         let owes = active().any(|path| path.in_flight > 0);
         let heard = active().map(|path| path.heard_at).max();
-        nodes.unheard = match (heard.filter(|_| owes), nodes.unheard) {
-            (None, _) => None,
-            (Some(heard), Some((before, since))) if before == heard => Some((heard, since)),
-            (Some(heard), _) => Some((heard, now)),
-        };
+        let heard = heard.filter(|_| owes);
+        nodes.unheard = heard.map(|heard| UnheardTime::after(nodes.unheard, now, heard));
         let longest = active().map(|path| path.rtt.times(3)).max();
         let patience = longest.map_or(UNHEARD_MAX, |longest| longest.max(UNHEARD_MAX));
+        let patience = match (flows.is_unanswered, nodes.handshake_took) {
+            (true, Some(took)) => patience.max(took),
+            _ => patience,
+        };
         let unheard = nodes
             .unheard
-            .filter(|(_, since)| now.since(*since) >= patience);
+            .filter(|unheard| now.since(unheard.since) >= patience);
         let current = nodes.choice.current();
         // A stream's path has an address of its own, and is to the node that was asked for it.
         let node_of = |remote| nodes.node_at(remote).unwrap_or(current);
         let answering = active().map(|path| node_of(path.addresses.remote)).next();
+        if answering == Some(current) && nodes.handshake_took.is_none() {
+            nodes.handshake_took = Some(now.since(nodes.asked_at));
+        }
         let answering = answering.filter(|_| unheard.is_none());
         let silent_since = match answering {
             Some(_) => None,
-            None if unheard.is_some() => unheard.map(|(_, since)| since),
+            None if unheard.is_some() => unheard.map(|unheard| unheard.since),
             None if !nodes.default_route.is_empty() => {
                 let heard = paths.iter().map(|path| path.heard_at).max();
                 Some(heard.unwrap_or(nodes.started_at))
@@ -136,17 +157,26 @@ impl DeviceInner {
             answering,
             silent_since,
             is_busy,
-            has_flows,
-            is_new,
+            has_flows: flows.are_open,
+            is_unanswered: flows.is_unanswered,
+            handshake_took: nodes.handshake_took.unwrap_or(Span::ZERO),
+            is_new: flows.is_new,
             round_trip: round_trip.unwrap_or(Span::ZERO),
         }
     }
 
-    /// Whether flows of the session are open, and whether no node knows anything of it.
-    fn session_flows(&self) -> (bool, bool) {
+    fn session_flows(&self) -> DeviceFlows {
         let inner = self.shared.inner.lock();
-        let session = inner.core.session(self.session);
-        session.map_or((false, false), |s| (!s.flow_ids().is_empty(), s.is_new()))
+        let Some(session) = inner.core.session(self.session) else {
+            return DeviceFlows::default();
+        };
+        let flows = session.flow_ids();
+        let has_nothing = |flow: &FlowId| session.received(*flow).is_some_and(|r| r.0 == 0);
+        DeviceFlows {
+            are_open: !flows.is_empty(),
+            is_unanswered: flows.iter().any(has_nothing),
+            is_new: session.is_new(),
+        }
     }
 
     /// Carries out what the choice of a node decided.
@@ -173,10 +203,18 @@ impl DeviceInner {
                 back,
             )
         };
-        tracing::info!(node = %name, "the session goes on at this node");
-        let (has_flows, _) = self.session_flows();
+        let instance = self.instance();
+        tracing::info!(instance, node = %name, "the session goes on at this node");
+        {
+            let mut nodes = self.nodes.lock();
+            (nodes.asked_at, nodes.handshake_took) = (clock::now(), None);
+        }
+        let has_flows = self.session_flows().are_open;
         if !is_default_route {
-            self.input(|links, now, session| links.on_node_changed(now, session, has_flows));
+            let patience = self.nodes.lock().choice.handshake_patience(to);
+            self.input(|links, now, session| {
+                links.on_node_changed(now, session, has_flows, patience);
+            });
             return;
         }
         // Nothing but the node differs: what was asked of others is given up.
@@ -389,7 +427,8 @@ impl DeviceInner {
         };
         let to = std::str::from_utf8(&request).ok();
         let to: Option<SocketAddr> = to.and_then(|text| text.parse().ok());
-        tracing::debug!(?to, "the node asks to go on at another one");
+        let instance = self.instance();
+        tracing::debug!(instance, ?to, "the node asks to go on at another one");
         let view = self.node_view();
         {
             let mut nodes = self.nodes.lock();

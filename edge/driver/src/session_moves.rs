@@ -29,6 +29,8 @@ use crate::shared_records;
 pub const MOVE_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// How long a request waits for a path that takes it.
 const REQUEST_EXPIRY: Span = Span::from_secs(1);
+/// How long a session has heard nothing of its device that may have moved. A device that moved sends nothing more.
+const QUIET_MIN: Span = Span::from_millis(100); // a guess: most round trips are shorter
 /// The most lookups of sessions that may have moved at once.
 const LOOKUPS_MAX: usize = 64; // as of handshakes
 
@@ -78,7 +80,14 @@ impl Server {
         for worker in self.workers() {
             let owned: Vec<_> = {
                 let inner = worker.inner.lock();
-                let ids = established(&inner).into_iter();
+                let now = clock::now();
+                let is_quiet = |id: &SessionId| {
+                    let session = inner.core.session(*id);
+                    let paths = session.map(Session::path_stats).unwrap_or_default();
+                    let heard = paths.iter().map(|path| path.heard_at).max();
+                    heard.is_none_or(|heard| now.since(heard) >= QUIET_MIN)
+                };
+                let ids = established(&inner).into_iter().filter(is_quiet);
                 ids.filter_map(|id| hibernation::key_of(&inner, id))
                     .collect()
             };
@@ -136,6 +145,12 @@ fn can_move(inner: &DriverCore, id: SessionId, may_move: &dyn Fn(&[Bytes]) -> bo
     let Some(memos) = memos else {
         return false;
     };
-    // What a journal of this node alone has is nowhere else.
-    memos.is_empty() || (inner.hibernation.shared.is_some() && may_move(&memos))
+    if memos.is_empty() {
+        return true;
+    }
+    // What a journal of this node alone has is nowhere else, and what is not written yet neither.
+    let is_written = |key| !inner.hibernation.is_pending(&key);
+    inner.hibernation.shared.is_some()
+        && hibernation::key_of(inner, id).is_some_and(is_written)
+        && may_move(&memos)
 }

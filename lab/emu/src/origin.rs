@@ -151,6 +151,19 @@ impl ObjectRequests {
         repeated.sum()
     }
 
+    /// The objects for which requests began twice at the same byte, with those bytes in order.
+    pub fn repeated(&self) -> Vec<(String, Vec<u64>)> {
+        let requests = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_repeated = |begun: &[u64]| {
+            let distinct: BTreeSet<&u64> = begun.iter().collect();
+            distinct.len() < begun.len()
+        };
+        let repeated = requests.iter().filter(|(_, begun)| is_repeated(begun));
+        repeated
+            .map(|(object, begun)| (object.clone(), begun.clone()))
+            .collect()
+    }
+
     fn record(&self, object: &str, at: u64) {
         let mut requests = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         requests.entry(object.to_owned()).or_default().push(at);

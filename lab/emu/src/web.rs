@@ -71,6 +71,11 @@ impl Web {
     pub fn requests_twice(&self) -> Option<u64> {
         self.nginx.is_none().then(|| self.requests.twice())
     }
+
+    /// The objects for which requests began twice at the same byte, with those bytes in order.
+    pub fn repeated_requests(&self) -> Vec<(String, Vec<u64>)> {
+        self.requests.repeated()
+    }
 }
 
 impl Drop for Web {

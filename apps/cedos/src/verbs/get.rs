@@ -14,6 +14,7 @@ use url::Url;
 
 use super::credentials::{CredentialArgs, hide_passwords};
 use super::device_links::watch_links;
+use super::log_levels::log_if_chosen;
 use super::qlog::QlogArgs;
 use super::transfer_args::{TransferArgs, stop_on_signal};
 use super::url_list::{parse_url, read_urls};
@@ -159,6 +160,7 @@ fn downloads_folder() -> Result<Option<PathBuf>, String> {
 
 /// Runs `cedos get` to its end.
 pub async fn run(args: GetArgs) -> ExitCode {
+    log_if_chosen();
     // Before they are hidden: a process in the background is handed all of them.
     let arguments = std::env::args_os().collect();
     hide_passwords();

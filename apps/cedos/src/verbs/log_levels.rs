@@ -15,15 +15,25 @@ pub fn log_levels(default: LevelFilter) -> Targets {
         .unwrap_or_else(|| Targets::new().with_default(default))
 }
 
-/// Logs warnings on standard error from now on, and more with RUST_LOG.
+/// Logs on standard error from now on what RUST_LOG chooses, and nothing without it: for verbs that tell people by
+/// themselves what happens.
+pub fn log_if_chosen() {
+    if std::env::var_os("RUST_LOG").is_some() {
+        log_warnings();
+    }
+}
+
+/// Logs warnings on standard error from now on, and more with RUST_LOG, then with times.
 pub fn log_warnings() {
     let log = tracing_subscriber::fmt::layer()
         .with_writer(LogWriter::default)
         // What is printed has no escape sequence, not even one of ours.
-        .with_ansi(false)
-        .without_time();
+        .with_ansi(false);
+    let levels = log_levels(LevelFilter::WARN);
+    let log = match std::env::var_os("RUST_LOG") {
+        Some(_) => log.with_filter(levels).boxed(),
+        None => log.without_time().with_filter(levels).boxed(),
+    };
     // A program around this one may have a log already.
-    let _ = tracing_subscriber::registry()
-        .with(log.with_filter(log_levels(LevelFilter::WARN)))
-        .try_init();
+    let _ = tracing_subscriber::registry().with(log).try_init();
 }

@@ -608,6 +608,7 @@ pub async fn run(mut args: ProxArgs, sandbox: Option<ProxSandbox>) -> anyhow::Re
             "shares its sessions with other nodes"
         );
         tokio::spawn(prox.clone().remove_free_copies());
+        tokio::spawn(prox.clone().share_clients());
     }
     let options = ServerOptions {
         listen: args.listen,
@@ -777,6 +778,9 @@ pub async fn run(mut args: ProxArgs, sandbox: Option<ProxSandbox>) -> anyhow::Re
     }
     prox.save_clients();
     prox.flush_access_log().await;
+    if successor.is_some() {
+        prox.finish_sharing().await;
+    }
     if let Some(standby) = successor {
         if let Some(log) = log {
             log.finish();
@@ -807,6 +811,7 @@ pub async fn run(mut args: ProxArgs, sandbox: Option<ProxSandbox>) -> anyhow::Re
         }
     }
     // What flows did in the grace.
+    prox.finish_sharing().await;
     prox.save_clients();
     prox.flush_access_log().await;
     tracing::info!("stopped");

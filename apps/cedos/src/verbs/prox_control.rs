@@ -590,6 +590,9 @@ async fn status(args: StatusArgs) -> anyhow::Result<()> {
             text("store"),
             text("store_state")
         ));
+        if answer["clients_counted"] == "this node" {
+            print_stdout("clients are held to what this node alone knows, until the store answers");
+        }
     }
     let bucket = &answer["bucket"];
     if let Some(waiting) = bucket["waiting_copies"].as_u64() {
@@ -681,6 +684,7 @@ fn show(client: &Value, json: bool, in_full: bool) {
             "last_seen": time("seen_s").map(|at| at.to_string()),
             "by": client["by"],
             "flows": client["flows"],
+            "flows_elsewhere": client["flows_elsewhere"],
             "pinned_bytes": client["pinned_bytes"],
             "month": client["month"],
             "limits": client["limits"],
@@ -701,6 +705,10 @@ fn show(client: &Value, json: bool, in_full: bool) {
     let bytes = |value: &Value| human_bytes(value.as_u64().unwrap_or_default());
     let (down, up) = (bytes(&month["down_bytes"]), bytes(&month["up_bytes"]));
     let flows = client["flows"].as_u64().unwrap_or_default();
+    let flows = match client["flows_elsewhere"].as_u64() {
+        None | Some(0) => flows.to_string(),
+        Some(elsewhere) => format!("{flows} here and {elsewhere} at other nodes"),
+    };
     let pinned = bytes(&client["pinned_bytes"]);
     if !in_full {
         let text = format!("  {flows} flows, {pinned} held; this month {down} down, {up} up");
@@ -719,12 +727,7 @@ fn show(client: &Value, json: bool, in_full: bool) {
         Some(max) => format!("at most {}{unit}", human_bytes(max)),
     };
     let flows_max = limits["flows"].as_u64().unwrap_or_default();
-    line(
-        "flows",
-        &flows.to_string(),
-        format!(" of {flows_max}"),
-        "flows",
-    );
+    line("flows", &flows, format!(" of {flows_max}"), "flows");
     line(
         "held",
         &pinned,

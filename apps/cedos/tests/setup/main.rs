@@ -6,4 +6,5 @@ mod files;
 mod limits;
 mod reload;
 mod sandbox;
+mod shared_clients;
 mod support;

@@ -182,7 +182,7 @@ mod tests {
                 let copy_store = CopyStore::open(dir.path(), journal).unwrap();
                 let config = ProxConfig::default();
                 let clients = Arc::new(ClientLimitTable::new(&config));
-                let ledger = Arc::new(QuotaLedger::new(&config, clients));
+                let ledger = Arc::new(QuotaLedger::new(&config, clients, false));
                 let home = SpoolFile { copy_store, id: 1 };
                 let state_dir = dir.path().to_owned();
                 let body = SpooledBody::new(ledger, [9; 32], state_dir, 0, None, Some(home));

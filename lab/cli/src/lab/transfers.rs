@@ -98,7 +98,7 @@ impl FlowCarrier<'_> {
     }
 }
 
-/// Runs all flows until they end or the scenario does.
+/// Runs all flows until they end or the scenario does. `has_logs`: what each process says goes into a file of its own.
 ///
 /// # Errors
 /// A flow could not be started.
@@ -107,6 +107,7 @@ pub fn run(
     program: &Path,
     folder: &Path,
     mut by: FlowCarrier,
+    has_logs: bool,
 ) -> anyhow::Result<Vec<FlowReport>> {
     let scenario = world.scenario();
     let uploads = |flow: &&ScenarioFlow| flow.direction == Direction::Up;
@@ -182,7 +183,7 @@ pub fn run(
                 (_, by) if matches!(blow, ProcessFault::Return(CrashedEnd::Device)) => {
                     device_is_there = true;
                     for transfer in transfers.iter_mut().filter(|t| t.finished.is_none()) {
-                        transfer.begin(world, program, by)?;
+                        transfer.begin(world, program, by, has_logs)?;
                     }
                 }
                 _ => {} // Without a proxy there is nothing to crash.
@@ -193,7 +194,7 @@ pub fn run(
                 waiting.pop_if(|flow| Time::from_secs_f64(flow.start_s) <= world.now())
         {
             let mut transfer = LabTransfer::new(world, folder, flow)?;
-            transfer.begin(world, program, &by)?;
+            transfer.begin(world, program, &by, has_logs)?;
             transfers.push(transfer);
         }
         let mut active = !device_is_there;
@@ -280,7 +281,13 @@ impl<'a> LabTransfer<'a> {
     }
 
     /// Starts the flow's process, for the first time or after a crash.
-    fn begin(&mut self, world: &World, program: &Path, by: &FlowCarrier) -> anyhow::Result<()> {
+    fn begin(
+        &mut self,
+        world: &World,
+        program: &Path,
+        by: &FlowCarrier,
+        has_log: bool,
+    ) -> anyhow::Result<()> {
         let log = self
             .file
             .with_extension(format!("{}.json", self.logs.len()));
@@ -302,7 +309,10 @@ impl<'a> LabTransfer<'a> {
         }
         command
             .stdout(Stdio::from(File::create(&log)?))
-            .stderr(Stdio::inherit());
+            .stderr(match has_log {
+                true => Stdio::from(File::create(log.with_extension("log"))?),
+                false => Stdio::inherit(),
+            });
         self.begun = world.now();
         self.child = Some(world.device().spawn(command)?);
         self.logs.push(log);

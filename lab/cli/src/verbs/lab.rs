@@ -74,6 +74,9 @@ struct LabRunArgs {
     /// that is up, mptcp over all, all three directly from the origin; mptcp-prox over all to the proxy
     #[arg(long, value_name = "WHO", conflicts_with_all = ["direct", "command"])]
     over: Option<KernelTransport>,
+    /// Keep what the run writes in this new directory: files, and what each process says, in a log of its own
+    #[arg(long, value_name = "DIR")]
+    keep: Option<PathBuf>,
     /// Run this shell command at the origin, from before the scenario until its end, for example a server
     #[arg(long, value_name = "CMD")]
     at_origin: Option<String>,
@@ -99,11 +102,20 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
     let mut world = build(&args)?;
     let web = world.start_web().context("the origin cannot start")?;
     print_stderr(&format!("lab: the origin is {}", web.what));
-    let folder = tempfile::tempdir().context("no temporary folder")?;
+    let temporary = tempfile::tempdir().context("no temporary folder")?;
+    let folder = match &args.keep {
+        Some(kept) => {
+            std::fs::create_dir(kept)
+                .with_context(|| format!("{} cannot be made", kept.display()))?;
+            // Processes of the lab may have other current directories.
+            std::fs::canonicalize(kept)?
+        }
+        None => temporary.path().to_owned(),
+    };
     let program = std::env::current_exe().context("cannot find this program's own path")?;
     // With a command the proxy is optional, because the command may not need it.
     let needs_proxy = !args.direct && matches!(args.over, None | Some(KernelTransport::MptcpProx));
-    let proxy = needs_proxy.then(|| start_prox(&world, &program, folder.path()));
+    let proxy = needs_proxy.then(|| start_prox(&world, &program, &folder));
     let mut prox = match proxy.transpose() {
         Ok(prox) => prox,
         Err(error) if !args.command.is_empty() => {
@@ -118,7 +130,7 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
     let client =
         match &prox {
             Some(prox) if args.command.is_empty() && args.over.is_none() => Some(
-                DeviceClient::start(args.client, &world, &program, folder.path(), prox)?,
+                DeviceClient::start(args.client, &world, &program, &folder, prox)?,
             ),
             _ => None,
         };
@@ -130,9 +142,9 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
     if podcasts.is_some() && (args.over.is_some() || args.client != LabClient::Get) {
         bail!("podcasts are fetched by an agent: --over and --client are for flows");
     }
-    let listener = podcasts.as_ref().map(|podcasts| {
-        LabPodcasts::start(podcasts, &world, &program, folder.path(), prox.as_ref())
-    });
+    let listener = podcasts
+        .as_ref()
+        .map(|podcasts| LabPodcasts::start(podcasts, &world, &program, &folder, prox.as_ref()));
     let listener = listener.transpose()?;
     world.start(tell)?;
     let mut heard = None;
@@ -145,7 +157,7 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
             (None, Some(prox), Some(client)) => FlowCarrier::Prox(prox, client),
             (None, ..) => FlowCarrier::Direct,
         };
-        let flows = transfers::run(&world, &program, folder.path(), by)?;
+        let flows = transfers::run(&world, &program, &folder, by, args.keep.is_some())?;
         (flows, true)
     } else {
         let succeeded = run_command(&world, &args.command, prox.as_ref())?;
@@ -170,6 +182,11 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
         expectations: Vec::new(),
     };
     world.scenario().judge(&mut report);
+    for (object, begun) in world.web().iter().flat_map(|web| web.repeated_requests()) {
+        print_stderr(&format!(
+            "lab: the origin was asked for {object} from bytes {begun:?}"
+        ));
+    }
     if args.json {
         print_stdout(&serde_json::to_string(&report)?);
     }

@@ -1,0 +1,264 @@
+//! The clients of a proxy with several nodes: enrolled clients and invitations, in the store that the nodes share.
+//!
+//! ```text
+//!  note C                 the root: the version of each part          replaced by compare-and-swap
+//!  note C PART/VERSION     a part: clients, or the invitations         written once, never changed
+//!
+//!  change ─▶ new parts ─▶ the root names them? ── yes ─▶ the old parts are removed
+//!                                             └── no: another node was faster ─▶ read, and change again
+//! ```
+//!
+//! A change of any number of clients is one step: a client is enrolled and its invitation used up at the same moment, on
+//! all nodes. Clients are divided by the first byte of their keys, so that a change moves a small part of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use d2tp_driver::{JournalError, SharedRecords};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use crate::client_records::StoredClients;
+
+/// The name of the root.
+const ROOT: &[u8] = b"C";
+/// The part that has the invitations; parts before it have the clients whose keys begin with their number.
+const INVITATIONS: u16 = 256;
+/// How often parts are looked for that another node replaces at this moment.
+const READ_TRIES: usize = 16; // a guess: each is one change of another node
+
+/// The root: which version of each part holds. A part without a version is empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct DirectoryRoot {
+    parts: BTreeMap<u16, String>,
+}
+
+/// What a node read last.
+#[derive(Debug, Default)]
+struct DirectoryView {
+    /// The root, as the store has it; none if there is none.
+    raw: Option<Vec<u8>>,
+    root: DirectoryRoot,
+}
+
+/// The result of writing a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DirectoryWrite {
+    Written,
+    /// Another node has changed something since.
+    Outdated,
+}
+
+/// The clients of all nodes.
+#[derive(Debug)]
+pub(crate) struct ClientDirectory {
+    store: Arc<dyn SharedRecords>,
+    view: Mutex<DirectoryView>,
+}
+
+impl ClientDirectory {
+    pub(crate) fn new(store: Arc<dyn SharedRecords>) -> ClientDirectory {
+        ClientDirectory {
+            store,
+            view: Mutex::default(),
+        }
+    }
+
+    /// Whether another node has changed something since this one read it.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub(crate) async fn is_outdated(&self) -> Result<bool, JournalError> {
+        let now = self.store.read_note(ROOT).await?;
+        Ok(now != self.view.lock().raw)
+    }
+
+    /// Reads what has changed since `known` was read; `None` if nothing has. Blocks.
+    ///
+    /// # Errors
+    /// The store does not answer, or has what no node wrote.
+    pub(crate) fn read(
+        &self,
+        known: &StoredClients,
+    ) -> Result<Option<StoredClients>, JournalError> {
+        for _ in 0..READ_TRIES {
+            let raw = self.store.note(ROOT)?;
+            let (before, is_same) = {
+                let view = self.view.lock();
+                (view.root.clone(), view.raw == raw)
+            };
+            if is_same {
+                return Ok(None);
+            }
+            let root: DirectoryRoot = match &raw {
+                Some(raw) => serde_json::from_slice(raw).map_err(|_| self.damaged())?,
+                None => DirectoryRoot::default(),
+            };
+            if let Some(read) = self.read_parts(&before, &root, known)? {
+                *self.view.lock() = DirectoryView { raw, root };
+                return Ok(Some(read));
+            }
+        }
+        Err(self.error("changes all the time; try again"))
+    }
+
+    /// `known` with the parts that differ between two roots; `None` if one of them is gone, because the root has changed.
+    fn read_parts(
+        &self,
+        before: &DirectoryRoot,
+        root: &DirectoryRoot,
+        known: &StoredClients,
+    ) -> Result<Option<StoredClients>, JournalError> {
+        let mut read = known.clone();
+        for part in changed_parts(before, root) {
+            let clients = match root.parts.get(&part) {
+                Some(version) => match self.store.note(&name_of(part, version))? {
+                    Some(text) => serde_json::from_slice(&text).map_err(|_| self.damaged())?,
+                    None => return Ok(None),
+                },
+                None => StoredClients::default(),
+            };
+            put_part(&mut read, part, clients);
+        }
+        Ok(Some(read))
+    }
+
+    /// Writes the parts in which `newer` differs from `known`, which was read last. Blocks.
+    ///
+    /// # Errors
+    /// The store does not answer: the change may have been made.
+    pub(crate) fn write(
+        &self,
+        known: &StoredClients,
+        newer: &StoredClients,
+    ) -> Result<DirectoryWrite, JournalError> {
+        let (mut root, before) = {
+            let view = self.view.lock();
+            (view.root.clone(), view.raw.clone())
+        };
+        let (mut made, mut replaced) = (Vec::new(), Vec::new());
+        for part in 0..=INVITATIONS {
+            let text = text_of(newer, part);
+            if text == text_of(known, part) {
+                continue;
+            }
+            let old = match text {
+                Some(text) => {
+                    let version = format!(
+                        "{:016x}",
+                        getrandom::u64().expect("the system has randomness")
+                    );
+                    let name = name_of(part, &version);
+                    self.store.replace_note(&name, None, Some(&text))?;
+                    made.push((name, text));
+                    root.parts.insert(part, version)
+                }
+                None => root.parts.remove(&part),
+            };
+            replaced.extend(old.map(|version| name_of(part, &version)));
+        }
+        let raw = serde_json::to_vec(&root).expect("plain data");
+        let is_written = self
+            .store
+            .replace_note(ROOT, before.as_deref(), Some(&raw))?;
+        if !is_written {
+            for (name, text) in made {
+                // What stays of it, if the store is gone now, nobody reads.
+                let _ = self.store.replace_note(&name, Some(&text), None);
+            }
+            return Ok(DirectoryWrite::Outdated);
+        }
+        *self.view.lock() = DirectoryView {
+            raw: Some(raw),
+            root,
+        };
+        for name in replaced {
+            self.remove(&name);
+        }
+        Ok(DirectoryWrite::Written)
+    }
+
+    /// Removes a part that no root names any more. What stays of it, if the store is gone now, nobody reads.
+    fn remove(&self, name: &[u8]) {
+        if let Ok(Some(text)) = self.store.note(name) {
+            let _ = self.store.replace_note(name, Some(&text), None);
+        }
+    }
+
+    fn damaged(&self) -> JournalError {
+        self.error("has a list of clients that no node wrote; remove its keys that begin with nC and invite the clients again")
+    }
+
+    fn error(&self, cause: &str) -> JournalError {
+        JournalError::Store {
+            place: self.store.place(),
+            cause: cause.to_owned(),
+        }
+    }
+}
+
+/// The name of a version of a part.
+fn name_of(part: u16, version: &str) -> Vec<u8> {
+    format!("C{part}/{version}").into_bytes()
+}
+
+/// The parts of which two roots name different versions.
+fn changed_parts(before: &DirectoryRoot, root: &DirectoryRoot) -> BTreeSet<u16> {
+    let all = before.parts.keys().chain(root.parts.keys()).copied();
+    all.filter(|part| before.parts.get(part) != root.parts.get(part))
+        .collect()
+}
+
+/// The first and the last key of a part with clients.
+fn keys_of(part: u8) -> std::ops::RangeInclusive<[u8; 32]> {
+    let (mut first, mut last) = ([0; 32], [u8::MAX; 32]);
+    (first[0], last[0]) = (part, part);
+    first..=last
+}
+
+/// What the store has of a part; `None` if it is empty. When clients were seen is elsewhere: it changes all the time.
+fn text_of(all: &StoredClients, part: u16) -> Option<Vec<u8>> {
+    let of_part = match u8::try_from(part) {
+        Ok(first) => StoredClients {
+            clients: all
+                .clients
+                .range(keys_of(first))
+                .map(|(key, client)| {
+                    let mut client = client.clone();
+                    client.seen_s = None;
+                    (*key, client)
+                })
+                .collect(),
+            invitations: Vec::new(),
+        },
+        Err(_) => StoredClients {
+            clients: BTreeMap::new(),
+            invitations: all.invitations.clone(),
+        },
+    };
+    let is_empty = of_part.clients.is_empty() && of_part.invitations.is_empty();
+    (!is_empty).then(|| serde_json::to_vec(&of_part).expect("plain data"))
+}
+
+/// Replaces a part. When its clients were seen stays.
+fn put_part(all: &mut StoredClients, part: u16, newer: StoredClients) {
+    let Ok(first) = u8::try_from(part) else {
+        all.invitations = newer.invitations;
+        return;
+    };
+    let old: Vec<_> = all
+        .clients
+        .range(keys_of(first))
+        .map(|(key, _)| *key)
+        .collect();
+    let mut seen = BTreeMap::new();
+    for key in old {
+        if let Some(client) = all.clients.remove(&key) {
+            seen.insert(key, client.seen_s);
+        }
+    }
+    for (key, mut client) in newer.clients {
+        client.seen_s = client.seen_s.max(seen.get(&key).copied().flatten());
+        all.clients.insert(key, client);
+    }
+}
