@@ -226,7 +226,9 @@ async fn an_agent_with_nothing_to_do_exits_and_one_with_a_transfer_does_not() {
     let mut lines = BufReader::new(agent.stderr.take().expect("its errors")).lines();
     within(lines.next_line()).await.expect("text");
     // On a busy machine the next program may need longer to start than an idle agent waits.
-    let held = UnixStream::connect(home.socket()).await.expect("it listens");
+    let held = UnixStream::connect(home.socket())
+        .await
+        .expect("it listens");
     let get = [
         "get",
         "--detach",
