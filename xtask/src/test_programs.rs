@@ -232,7 +232,7 @@ struct TestProgramRun {
     held: bool,
     output: String,
     took: Duration,
-    /// Of all cores together, with the processes that it started and waited for.
+    /// The time for which cores were busy with the program and the processes that it started and waited for.
     processor_time: Option<Duration>,
 }
 
