@@ -38,24 +38,29 @@ pub struct TestProgram {
     pub folder: PathBuf,
 }
 
-/// Programs that take long, in the order in which they start. Those that compute are between those that wait.
-const LONGEST_FIRST: [&str; 16] = [
+/// Programs that take long, in the order in which they start. Those that compute stand between those that wait, and
+/// behind `measured`.
+const LONGEST_FIRST: [&str; 20] = [
     "cedos agent",
     "cedos get",
+    "cedos measured",
     "cli nats",
     "cedos run",
-    "cedos measured",
     "tests languages",
     "cedos sockets",
-    "cli lab",
     "session exchange",
-    "cli applications",
-    "cedos vpn",
-    "cli kill",
-    "emu world",
+    "cli lab",
     "sim runs",
-    "cedos setup",
+    "cli applications",
+    "cli kill",
+    "cedos vpn",
+    "capi header",
+    "emu world",
     "driver device",
+    "cedos messages",
+    "emu first_hop",
+    "cedos setup",
+    "cli demo",
 ];
 
 /// Programs whose tests wait nearly all the time, each for some seconds.
@@ -227,7 +232,7 @@ struct TestProgramRun {
     held: bool,
     output: String,
     took: Duration,
-    /// Of all cores together, with the processes that it started and waited for.
+    /// The time for which cores were busy with the program and the processes that it started and waited for.
     processor_time: Option<Duration>,
 }
 

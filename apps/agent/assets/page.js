@@ -11,6 +11,14 @@ function report(text) {
   problem.hidden = text === "";
 }
 
+// The first of `at` and its following siblings that is of the same kind as `next`, and has no id.
+function alike(at, next) {
+  while (at && (at.id || at.nodeName !== next.nodeName)) {
+    at = at.nextSibling;
+  }
+  return at;
+}
+
 // Makes `old` like `fresh`, and leaves alone what is the same: what has the focus keeps it, what is written in a
 // field stays, what was opened stays open. Elements with an id are recognised by it.
 function update(old, fresh) {
@@ -33,7 +41,7 @@ function update(old, fresh) {
   let at = old.firstChild;
   for (const next of [...fresh.childNodes]) {
     const known = next.id && [...old.children].find((child) => child.id === next.id && child.nodeName === next.nodeName);
-    const same = known || (at && !at.id && !next.id && at.nodeName === next.nodeName ? at : null);
+    const same = known || (next.id ? null : alike(at, next));
     if (!same) {
       old.insertBefore(next, at);
       continue;
@@ -70,8 +78,9 @@ function show(html) {
   const focused = document.activeElement;
   update(live, fresh);
   // Not every browser has moveBefore; without it, what is moved loses the focus.
-  if (focused !== document.activeElement && live.contains(focused)) {
-    focused.focus({ preventScroll: true });
+  if (focused !== document.activeElement) {
+    const again = live.contains(focused) ? focused : focused.id && document.getElementById(focused.id);
+    again?.focus?.({ preventScroll: true });
   }
   // The player looks at what is here now.
   live.dispatchEvent(new Event("update"));

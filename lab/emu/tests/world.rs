@@ -208,6 +208,9 @@ fn the_rate_is_within_three_percent() {
     assert_eq!(got, 2000);
 }
 
+/// The longest wait for a packet that nothing loses.
+const PATIENCE: Duration = Duration::from_secs(20);
+
 /// How often a measurement is repeated that the load of the machine decided.
 const TRIES_ON_BUSY_MACHINE: usize = 8;
 
@@ -215,6 +218,7 @@ fn the_round_trip_is_within_a_millisecond() {
     let mut world = world("[[link]]\nname = \"wlan0\"\nrtt_ms = 30\n");
     world.start(|_| {}).unwrap();
     let socket = device_socket(&world, start_echo(&world));
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut quartile = 0.0;
     for _ in 0..TRIES_ON_BUSY_MACHINE {
         let mut rtts: Vec<f64> = (0..41)
