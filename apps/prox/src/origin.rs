@@ -79,9 +79,9 @@ pub(crate) struct Upstream {
 /// The accounts of the client for whom an origin is asked.
 #[derive(Clone, Debug)]
 pub(crate) struct OriginMemory {
-    /// Of what this process holds.
+    /// The account of what this process holds.
     pub(crate) session: MemoryAccount,
-    /// Of what the kernel holds for its connections.
+    /// The account of what the kernel holds for the client's connections.
     pub(crate) sockets: MemoryAccount,
 }
 

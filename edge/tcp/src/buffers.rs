@@ -9,7 +9,14 @@
 //! maximum of its own (`net.core.rmem_max`, `net.core.wmem_max`) unless the process may administer the network.
 
 use std::io;
+#[cfg(target_os = "linux")]
+use std::os::fd::AsRawFd;
 use std::os::fd::BorrowedFd;
+
+/// The words of SO_MEMINFO that are read (linux/sock_diag.h): SK_MEMINFO_RMEM_ALLOC, _RCVBUF, _WMEM_ALLOC, _SNDBUF,
+/// _FWD_ALLOC, _WMEM_QUEUED.
+#[cfg(target_os = "linux")]
+const MEMINFO_WORDS: usize = 6;
 
 /// The memory of a connection in the kernel, in bytes as the kernel counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,7 +38,28 @@ impl KernelBuffers {
     /// It is not a socket.
     #[cfg(target_os = "linux")]
     pub fn of(socket: BorrowedFd<'_>) -> io::Result<KernelBuffers> {
-        crate::sockopt::buffers(socket)
+        let mut words = [0u32; MEMINFO_WORDS];
+        let mut length = size_of_val(&words) as libc::socklen_t;
+        // SAFETY: the pointers are to a live buffer and its length.
+        let failed = unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_MEMINFO,
+                words.as_mut_ptr().cast(),
+                &raw mut length,
+            )
+        };
+        if failed != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let [received, receive_max, _, send_max, _, sent] = words.map(u64::from);
+        Ok(KernelBuffers {
+            receive_max,
+            send_max,
+            received,
+            sent,
+        })
     }
 
     /// Nothing on this system, which does not say.

@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use d2tp_session::Span;
 
+use crate::TcpInfo;
 use crate::multipath::Subflow;
-use crate::{KernelBuffers, TcpInfo};
 
 /// The number of bytes of `struct tcp_info` that are read: up to tcpi_min_rtt (Linux 4.9,
 /// linux/tcp.h). The struct of the libc crate ends before it.
@@ -51,36 +51,6 @@ pub(crate) fn info(socket: BorrowedFd<'_>) -> io::Result<TcpInfo> {
         min_rtt: (word(&bytes, MIN_RTT_AT) != u32::MAX).then(|| micros(MIN_RTT_AT)),
         bytes_received: long(&bytes, BYTES_RECEIVED_AT),
         open: STATES_OPEN.contains(&bytes[STATE_AT]),
-    })
-}
-
-/// The words of SO_MEMINFO that are read (linux/sock_diag.h): SK_MEMINFO_RMEM_ALLOC, _RCVBUF, _WMEM_ALLOC, _SNDBUF,
-/// _FWD_ALLOC, _WMEM_QUEUED.
-const MEMINFO_WORDS: usize = 6;
-
-/// Reads the sizes of a socket's buffers.
-pub(crate) fn buffers(socket: BorrowedFd<'_>) -> io::Result<KernelBuffers> {
-    let mut words = [0u32; MEMINFO_WORDS];
-    let mut length = size_of_val(&words) as libc::socklen_t;
-    // SAFETY: the pointers are to a live buffer and its length.
-    let failed = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_MEMINFO,
-            words.as_mut_ptr().cast(),
-            &raw mut length,
-        )
-    };
-    if failed != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let [received, receive_max, _, send_max, _, sent] = words.map(u64::from);
-    Ok(KernelBuffers {
-        receive_max,
-        send_max,
-        received,
-        sent,
     })
 }
 

@@ -40,7 +40,7 @@ const UNANSWERED_EVERY: u64 = 8;
 pub(crate) const CONNECT_S_MAX: f64 = 2.5;
 /// The longest silence of a flow when its link ceases to answer.
 pub(crate) const SILENCE_S_MAX: f64 = 1.5;
-/// The same where the link may have carried a stream: TCP has a second to repeat what is lost
+/// The longest silence where the link may have carried a stream: TCP has a second to repeat what is lost
 /// (R-STREAM-3).
 pub(crate) const STREAM_SILENCE_S_MAX: f64 = 2.0;
 

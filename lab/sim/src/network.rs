@@ -42,7 +42,7 @@ const DEVICE_PORT_FIRST: u16 = 40_000;
 /// of a second, and every probe's answer well before the run counts as stuck
 const GOOD_BITS_PER_SECOND: u64 = 50_000;
 const GOOD_DELAY: Span = Span::from_millis(2_000);
-/// The same for a link without UDP: TCP carries little under more loss, and a stream that is not
+/// The most loss of a link without UDP from which progress is required: TCP carries little under more loss, and a stream that is not
 /// open after 10 s is given up. // a guess
 const STREAM_LOSS_MAX: f64 = 0.05;
 const STREAM_GOOD_DELAY: Span = Span::from_millis(500);
@@ -139,7 +139,7 @@ struct Access {
     local: SocketAddr,
     way: Reach,
     nat: Nat<SocketAddr>,
-    /// The same for TCP, whose mappings no NAT forgets within hours. // RFC 5382 REQ-5
+    /// The NAT's table for TCP, whose mappings no NAT forgets within hours. // RFC 5382 REQ-5
     tcp_nat: Nat<SocketAddr>,
     bytes_up: u64,
 }

@@ -178,7 +178,7 @@ mod tests {
         seen.sort_unstable();
         seen.dedup();
         assert_eq!(seen.len(), 50);
-        let streams = text.replace("dead", "udp_blocked");
+        let streams = text.replace("dead =", "udp_blocked =");
         let parse = |text: &str| Scenario::parse("file", text, &mut |_| unreachable!()).unwrap();
         let blocked = carrying(&parse(&streams), 1.5);
         assert_eq!(blocked, [(1.5, 5.0), (21.5, 60.0)]);

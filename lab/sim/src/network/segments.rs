@@ -13,7 +13,7 @@ use d2tp_session::StreamPathId;
 
 use super::{Access, PROXY_PORT, Reach, SimNetwork, SimPacket, headers_bytes};
 use crate::stream_paths::StreamRole;
-use crate::tcp::{DATA_HEADER_BYTES, TcpSegment};
+use crate::tcp::{DATA_HEADER_BYTES, ModelSegment};
 
 /// Bytes of the UDP header, which is part of [`headers_bytes`].
 const UDP_HEADER_BYTES: usize = 8;
@@ -23,7 +23,7 @@ const UDP_HEADER_BYTES: usize = 8;
 pub(super) struct SimSegment {
     from: SocketAddr,
     to: SocketAddr,
-    segment: TcpSegment,
+    segment: ModelSegment,
 }
 
 impl SimSegment {
@@ -42,7 +42,7 @@ impl SimSegment {
         SimSegment {
             from: self.to,
             to: self.from,
-            segment: TcpSegment::reset(now),
+            segment: ModelSegment::reset(now),
         }
     }
 }
@@ -72,7 +72,7 @@ impl SimNetwork {
         }
     }
 
-    fn send_segment(&mut self, now: Time, stream: StreamPathId, segment: TcpSegment) {
+    fn send_segment(&mut self, now: Time, stream: StreamPathId, segment: ModelSegment) {
         let place = &self.streams.places[&stream];
         let (number, role) = (place.link, place.role);
         let (device, proxy) = (place.device, place.proxy);
@@ -137,12 +137,12 @@ impl SimNetwork {
     /// Resets a connection at both ends, as a host between them.
     fn reset_both(&mut self, now: Time, number: usize, device: SocketAddr, seen: SocketAddr) {
         if let Some(half) = self.streams.find(StreamRole::Proxy, seen) {
-            half.tcp.on_segment(now, TcpSegment::reset(now));
+            half.tcp.on_segment(now, ModelSegment::reset(now));
         }
         let packet = SimSegment {
             from: self.proxy_address(number),
             to: device,
-            segment: TcpSegment::reset(now),
+            segment: ModelSegment::reset(now),
         };
         self.push_segment(now, number, LinkDirection::Down, packet);
     }

@@ -3,7 +3,7 @@
 use cedos_lab_link::{Span, Time};
 use d2tp_device::StreamFailure;
 
-use super::messages::{MessageKind, MessageReader, packets};
+use super::messages::{MessageKind, StreamMessageReader, packets};
 use super::packet_queue::PacketQueue;
 use crate::tcp::{TcpConnection, TcpEnd};
 
@@ -50,7 +50,7 @@ pub(crate) struct StreamHalf {
     pub(crate) queue: PacketQueue,
     role: StreamRole,
     waits_for: Setup,
-    reader: MessageReader,
+    reader: StreamMessageReader,
     began_at: Time,
     /// Whether the program has given up the stream.
     closed: bool,
@@ -71,7 +71,7 @@ impl StreamHalf {
             queue: PacketQueue::new(),
             role,
             waits_for,
-            reader: MessageReader::default(),
+            reader: StreamMessageReader::default(),
             began_at: now,
             closed: false,
         }

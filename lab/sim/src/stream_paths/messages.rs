@@ -81,9 +81,9 @@ pub(crate) fn packet_messages(packets: &[u8], stride: usize) -> impl Iterator<It
 
 /// Bytes of a stream, and the messages in them.
 #[derive(Debug, Default)]
-pub(crate) struct MessageReader(Vec<u8>);
+pub(crate) struct StreamMessageReader(Vec<u8>);
 
-impl MessageReader {
+impl StreamMessageReader {
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         self.0.extend(bytes);
     }
@@ -121,7 +121,7 @@ mod tests {
     fn packets_come_back_from_messages_that_arrive_in_pieces() {
         let all: Vec<u8> = (0..60_000u32).map(|n| n as u8).collect();
         let bytes: Vec<u8> = packet_messages(&all, 8_972).flatten().collect();
-        let (mut reader, mut found) = (MessageReader::default(), Vec::new());
+        let (mut reader, mut found) = (StreamMessageReader::default(), Vec::new());
         for piece in bytes.chunks(1_000) {
             reader.push(piece);
             while let Some((kind, content)) = reader.next() {

@@ -7,7 +7,7 @@ use cedos_lab_link::Time;
 use d2tp_session::StreamPathId;
 
 use super::half::{StreamEvent, StreamHalf, StreamRole};
-use crate::tcp::TcpSegment;
+use crate::tcp::ModelSegment;
 
 /// An end of a stream, and where it is.
 #[derive(Debug)]
@@ -146,7 +146,7 @@ impl SimStreams {
     }
 
     /// The next segment of an end, if it has one to send now.
-    pub(crate) fn poll(&mut self, now: Time) -> Option<(StreamPathId, TcpSegment)> {
+    pub(crate) fn poll(&mut self, now: Time) -> Option<(StreamPathId, ModelSegment)> {
         let mut places = self.places.iter_mut();
         places.find_map(|(stream, place)| Some((*stream, place.half.tcp.poll(now)?)))
     }

@@ -9,7 +9,7 @@
 use cedos_lab_link::{Span, Time};
 
 use super::receiver::TcpReceiver;
-use super::segment::TcpSegment;
+use super::segment::ModelSegment;
 use super::sender::TcpSender;
 
 /// The pause after the first SYN, doubled each time. // RFC 6298 §2.1
@@ -132,7 +132,7 @@ impl TcpConnection {
     }
 
     /// Handles a segment that arrived.
-    pub(crate) fn on_segment(&mut self, now: Time, segment: TcpSegment) {
+    pub(crate) fn on_segment(&mut self, now: Time, segment: ModelSegment) {
         if segment.damaged || self.end().is_some() {
             let again = !segment.damaged && segment.fin;
             self.acks_end |= again && self.end() == Some(TcpEnd::Finished);
@@ -229,13 +229,13 @@ impl TcpConnection {
     }
 
     /// The next segment to send now.
-    pub(crate) fn poll(&mut self, now: Time) -> Option<TcpSegment> {
+    pub(crate) fn poll(&mut self, now: Time) -> Option<ModelSegment> {
         if std::mem::take(&mut self.resets) {
-            return Some(TcpSegment::reset(now));
+            return Some(ModelSegment::reset(now));
         }
-        let mut segment = TcpSegment {
+        let mut segment = ModelSegment {
             sent_at: now,
-            ..TcpSegment::default()
+            ..ModelSegment::default()
         };
         match self.state {
             TcpState::Closed(_) => {

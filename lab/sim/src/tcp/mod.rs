@@ -21,4 +21,4 @@ mod sender;
 mod tests;
 
 pub(crate) use connection::{TcpConnection, TcpEnd};
-pub(crate) use segment::{DATA_HEADER_BYTES, TcpSegment};
+pub(crate) use segment::{DATA_HEADER_BYTES, ModelSegment};

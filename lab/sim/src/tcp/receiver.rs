@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use cedos_lab_link::{Span, Time};
 
-use super::segment::TcpSegment;
+use super::segment::ModelSegment;
 
 /// Bytes that wait for the program or behind a gap, at most. // Linux's tcp_rmem
 const RECEIVE_BYTES_MAX: u64 = 6 << 20;
@@ -41,7 +41,7 @@ pub(crate) struct TcpReceiver {
 
 impl TcpReceiver {
     /// Takes a segment. Returns whether it contained bytes that were not known.
-    pub(crate) fn on_segment(&mut self, now: Time, segment: TcpSegment) -> bool {
+    pub(crate) fn on_segment(&mut self, now: Time, segment: ModelSegment) -> bool {
         if segment.length() == 0 {
             return false;
         }
@@ -136,7 +136,7 @@ impl TcpReceiver {
     }
 
     /// Fills in what a segment that is sent now acknowledges.
-    pub(crate) fn acknowledge(&mut self, segment: &mut TcpSegment) {
+    pub(crate) fn acknowledge(&mut self, segment: &mut ModelSegment) {
         self.announced = self.window_end();
         segment.ack = Some(self.next);
         segment.sacks = self.sacks();
@@ -175,16 +175,16 @@ impl TcpReceiver {
 mod tests {
     use super::*;
 
-    fn segment(seq: u64, bytes: &[u8]) -> TcpSegment {
-        TcpSegment {
+    fn segment(seq: u64, bytes: &[u8]) -> ModelSegment {
+        ModelSegment {
             seq,
             bytes: bytes.to_vec(),
-            ..TcpSegment::default()
+            ..ModelSegment::default()
         }
     }
 
-    fn acked(receiver: &mut TcpReceiver) -> TcpSegment {
-        let mut ack = TcpSegment::default();
+    fn acked(receiver: &mut TcpReceiver) -> ModelSegment {
+        let mut ack = ModelSegment::default();
         receiver.acknowledge(&mut ack);
         ack
     }
@@ -211,7 +211,7 @@ mod tests {
     fn the_end_counts_once_everything_before_it_was_read() {
         let mut receiver = TcpReceiver::default();
         let now = Time::ZERO;
-        let fin = TcpSegment {
+        let fin = ModelSegment {
             fin: true,
             ..segment(2, b"c")
         };
@@ -236,7 +236,7 @@ mod tests {
         }
         assert_eq!(acked(&mut receiver).window_end, RECEIVE_BYTES_MAX);
         assert!(!receiver.on_segment(now, segment(seq, &piece)), "no room");
-        receiver.acknowledge(&mut TcpSegment::default());
+        receiver.acknowledge(&mut ModelSegment::default());
         receiver.read(now);
         assert_eq!(receiver.ack_at(), Some(now), "the sender hears of room");
         assert_eq!(acked(&mut receiver).window_end, seq + RECEIVE_BYTES_MAX);

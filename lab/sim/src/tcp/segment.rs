@@ -18,7 +18,7 @@ pub(crate) const DATA_HEADER_BYTES: usize = HEADER_BYTES + TIMESTAMP_BYTES;
 /// A segment. Sequence numbers count bytes from 0 and never wrap; a FIN counts as one, a SYN does
 /// not.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct TcpSegment {
+pub(crate) struct ModelSegment {
     /// The number of the first byte.
     pub seq: u64,
     pub bytes: Vec<u8>,
@@ -40,13 +40,13 @@ pub(crate) struct TcpSegment {
     pub damaged: bool,
 }
 
-impl TcpSegment {
-    /// A reset.
-    pub(crate) fn reset(now: Time) -> TcpSegment {
-        TcpSegment {
+impl ModelSegment {
+    /// A segment that resets the connection.
+    pub(crate) fn reset(now: Time) -> ModelSegment {
+        ModelSegment {
             rst: true,
             sent_at: now,
-            ..TcpSegment::default()
+            ..ModelSegment::default()
         }
     }
 

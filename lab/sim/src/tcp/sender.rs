@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 
 use cedos_lab_link::{Span, Time};
 
-use super::segment::TcpSegment;
+use super::segment::ModelSegment;
 
 /// The initial window in segments. // RFC 6928
 const WINDOW_INITIAL_SEGMENTS: u64 = 10;
@@ -194,7 +194,7 @@ impl TcpSender {
     // ---- answers ----
 
     /// Handles what a segment of the peer acknowledges.
-    pub(crate) fn on_ack(&mut self, now: Time, segment: &TcpSegment) {
+    pub(crate) fn on_ack(&mut self, now: Time, segment: &ModelSegment) {
         let Some(ack) = segment.ack.filter(|ack| *ack <= self.next) else {
             return;
         };

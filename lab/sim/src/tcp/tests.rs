@@ -5,13 +5,13 @@ use cedos_lab_link::{
     TcpPassage, Time,
 };
 
-use super::segment::TcpSegment;
+use super::segment::ModelSegment;
 use super::{TcpConnection, TcpEnd};
 
 const SEGMENT_BYTES: usize = 1_448;
 const HEADER_BYTES: usize = 20;
 
-impl Packet for TcpSegment {
+impl Packet for ModelSegment {
     fn corrupt(&mut self, _: u64) {
         self.damaged = true;
     }
@@ -19,7 +19,7 @@ impl Packet for TcpSegment {
 
 struct TestPair {
     now: Time,
-    link: LinkModel<TcpSegment>,
+    link: LinkModel<ModelSegment>,
     device: TcpConnection,
     /// The other end, which knows of the connection from the first SYN on.
     server: TcpConnection,
