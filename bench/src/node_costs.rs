@@ -38,8 +38,10 @@ use crate::hostile::find_program;
 
 /// How much of an object a device reads before it falls silent.
 const READ_BEFORE_SLEEP: usize = 64 << 10;
-/// The object of a flow that sleeps: more than a device takes unasked.
-const SLEEPING_OBJECT_BYTES: u64 = 8 << 20;
+/// The window of a flow that sleeps.
+const SLEEPING_WINDOW: u64 = 64 << 10;
+/// The object of a flow that sleeps: a little more than a device takes unasked, so that few bytes follow a wake.
+const SLEEPING_OBJECT_BYTES: u64 = 256 << 10;
 /// How long devices are silent until their sessions sleep.
 const SLEEP_AFTER: &str = "3s";
 /// How long flows sleep while CPU time is counted.
@@ -79,7 +81,7 @@ struct NodeCosts {
     cpu_s_per_sleeping_flow_hour: f64,
     /// Memory of the store for each session that sleeps with a flow.
     store_bytes_per_sleeping_flow: f64,
-    /// CPU time of all nodes for each wake, without that of the bytes that followed.
+    /// CPU time of all nodes for each wake, with that of the 200 kB at most that follow.
     cpu_ms_per_wake: f64,
     store_cpu_ms_per_wake: f64,
     /// Scripts that the store ran for each wake.
@@ -320,21 +322,8 @@ async fn measure(options: &NodeCostOptions, program: &Path, count: usize) -> Res
     let large = origin(options.bytes).await?;
     let small = origin(SLEEPING_OBJECT_BYTES).await?;
     let port_of = |device: usize| nodes[device % count].address.port;
-    let (mut devices, mut ways) = (Vec::new(), Vec::new());
-    for number in 0..options.devices {
-        let way = DeviceForwarder::start(port_of(number)).await?;
-        let mut server = nodes[0].address.clone();
-        (server.host, server.port) = (way.address.ip().to_string(), way.address.port());
-        let device = Device::new(DeviceOptions {
-            server,
-            key: SecretKey::generate(),
-            config: EndpointConfig::default(),
-        });
-        let device = device.await?;
-        device.use_default_route()?;
-        devices.push(Arc::new(device));
-        ways.push(way);
-    }
+    let ports: Vec<u16> = (0..options.devices).map(port_of).collect();
+    let (devices, _ways) = connect(&nodes[0].address, &ports, EndpointConfig::default()).await?;
 
     // 1: bytes.
     let before = (nodes_cpu_s(&nodes)?, cpu_s(store.process.0.id())?);
@@ -349,6 +338,13 @@ async fn measure(options: &NodeCostOptions, program: &Path, count: usize) -> Res
     let store_cpu_s_per_gb = (cpu_s(store.process.0.id())? - before.1) / gb;
 
     // 2: sleep.
+    drop(devices);
+    let small_windows = EndpointConfig {
+        session_window: SLEEPING_WINDOW,
+        flow_window: SLEEPING_WINDOW,
+        ..EndpointConfig::default()
+    };
+    let (devices, ways) = connect(&nodes[0].address, &ports, small_windows).await?;
     let memory = store.number("memory", "used_memory")?;
     let mut flows = Vec::new();
     for (number, device) in devices.iter().enumerate() {
@@ -395,10 +391,9 @@ async fn measure(options: &NodeCostOptions, program: &Path, count: usize) -> Res
     for flow in flows {
         tasks.spawn(finish(flow));
     }
-    let bytes = timeout(STEP_MAX, all(tasks)).await.context("wakes")??;
+    timeout(STEP_MAX, all(tasks)).await.context("wakes")??;
     let wakes = options.devices as f64;
-    let cpu_of_bytes = cpu_s_per_gb * bytes as f64 / 1e9;
-    let cpu = nodes_cpu_s(&nodes)? - before.0 - cpu_of_bytes;
+    let cpu = nodes_cpu_s(&nodes)? - before.0;
     Ok(NodeCosts {
         nodes: count,
         devices: options.devices,
@@ -412,6 +407,30 @@ async fn measure(options: &NodeCostOptions, program: &Path, count: usize) -> Res
         store_commands_per_wake: (store.number("stats", "total_commands_processed")? - commands)
             / wakes,
     })
+}
+
+/// Devices, each with a way of its own to the node at its port.
+async fn connect(
+    proxy: &ServerAddress,
+    ports: &[u16],
+    config: EndpointConfig,
+) -> Result<(Vec<Arc<Device>>, Vec<DeviceForwarder>)> {
+    let (mut devices, mut ways) = (Vec::new(), Vec::new());
+    for port in ports {
+        let way = DeviceForwarder::start(*port).await?;
+        let mut server = proxy.clone();
+        (server.host, server.port) = (way.address.ip().to_string(), way.address.port());
+        let device = Device::new(DeviceOptions {
+            server,
+            key: SecretKey::from_bytes(rand::random()),
+            config: config.clone(),
+        });
+        let device = device.await?;
+        device.use_default_route()?;
+        devices.push(Arc::new(device));
+        ways.push(way);
+    }
+    Ok((devices, ways))
 }
 
 /// An origin of objects of one size.

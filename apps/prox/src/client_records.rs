@@ -2,12 +2,16 @@
 //! several nodes share.
 
 use std::collections::BTreeMap;
+use std::io::{self, ErrorKind};
+use std::path::Path;
 
 use d2tp_driver::HostKey;
 use serde::{Deserialize, Serialize};
 
 use crate::client_limits::ClientLimits;
+use crate::client_store_error::ClientStoreError;
 use crate::invitation::InvitationHash;
+use crate::private_file::replace_private;
 
 /// A client that an invitation enrolled.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -112,4 +116,33 @@ mod client_list {
             .map(|known| (known.key, known))
             .collect())
     }
+}
+
+/// The clients in a file; none if there is no file.
+///
+/// # Errors
+/// The file cannot be read, or was not written by the proxy.
+pub(crate) fn read_file(path: &Path) -> io::Result<StoredClients> {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(StoredClients::default()),
+        Err(error) => return Err(error),
+    };
+    serde_json::from_str(&text).map_err(|error| {
+        let text = format!("{} is damaged: {error}", path.display());
+        io::Error::new(ErrorKind::InvalidData, text)
+    })
+}
+
+/// Replaces the file in one step.
+///
+/// # Errors
+/// It cannot be written.
+pub(crate) fn write_file(path: &Path, stored: &StoredClients) -> Result<(), ClientStoreError> {
+    let unwritable = |cause| ClientStoreError::Unwritable {
+        path: path.display().to_string(),
+        cause,
+    };
+    let text = serde_json::to_vec_pretty(stored).map_err(|error| unwritable(error.into()))?;
+    replace_private(path, &text).map_err(unwritable)
 }

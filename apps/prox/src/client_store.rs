@@ -13,7 +13,7 @@
 //! follows what the others change there.
 
 use std::collections::BTreeSet;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -24,11 +24,12 @@ use tokio::sync::watch;
 
 use crate::client_directory::{ClientDirectory, DirectoryWrite};
 use crate::client_limits::ClientLimits;
-use crate::client_records::{EnrolledClient, OpenInvitation, StoredClients, StoredInvitation};
+use crate::client_records::{
+    EnrolledClient, OpenInvitation, StoredClients, StoredInvitation, read_file, write_file,
+};
 use crate::client_store_error::ClientStoreError;
 use crate::config::ProxConfig;
 use crate::invitation::InvitationSecret;
-use crate::private_file::replace_private;
 use crate::refusal::ProxRefusal;
 
 /// The name of the file in the state directory.
@@ -88,7 +89,7 @@ impl ClientStore {
     ) -> io::Result<ClientStore> {
         let path = state_dir.map(|directory| directory.join(FILE_NAME));
         let mut stored = match &path {
-            Some(path) => read(path)?,
+            Some(path) => read_file(path)?,
             None => StoredClients::default(),
         };
         let directory = shared.map(ClientDirectory::new);
@@ -445,7 +446,7 @@ impl ClientStore {
                 }
                 (None, Some(path)) => {
                     let changed = changed?;
-                    write(path, &stored)?;
+                    write_file(path, &stored)?;
                     self.replace(stored);
                     return Ok(changed);
                 }
@@ -547,7 +548,7 @@ impl ClientStore {
         state.is_seen_unsaved = false;
         let stored = state.stored.clone();
         drop(state);
-        if let Err(error) = write(path, &stored) {
+        if let Err(error) = write_file(path, &stored) {
             tracing::warn!(%error, "when clients were last seen is not kept");
             self.state.lock().is_seen_unsaved = true;
         }
@@ -597,28 +598,6 @@ fn checked_name(name: &str) -> Result<String, ClientStoreError> {
 fn unix_seconds() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
-}
-
-fn read(path: &Path) -> io::Result<StoredClients> {
-    let text = match std::fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(StoredClients::default()),
-        Err(error) => return Err(error),
-    };
-    serde_json::from_str(&text).map_err(|error| {
-        let text = format!("{} is damaged: {error}", path.display());
-        io::Error::new(ErrorKind::InvalidData, text)
-    })
-}
-
-/// Replaces the file in one step.
-fn write(path: &Path, stored: &StoredClients) -> Result<(), ClientStoreError> {
-    let unwritable = |cause| ClientStoreError::Unwritable {
-        path: path.display().to_string(),
-        cause,
-    };
-    let text = serde_json::to_vec_pretty(stored).map_err(|error| unwritable(error.into()))?;
-    replace_private(path, &text).map_err(unwritable)
 }
 
 #[cfg(test)]

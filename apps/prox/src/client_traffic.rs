@@ -617,7 +617,7 @@ mod tests {
         // As if the last month were this one.
         let last = again.state.lock().month.0.checked_sub(1.month()).unwrap();
         again.state.lock().month = Month(last);
-        again.save();
+        again.save(|_| false);
         assert_eq!(again.month(&ONE), MonthBytes::default());
         assert!(!*again.of(ONE).is_used_up.borrow());
     }
@@ -739,7 +739,7 @@ mod tests {
     fn the_file_is_its_owners_alone_and_a_damaged_one_is_an_error() {
         use std::os::unix::fs::PermissionsExt;
         let directory = tempfile::tempdir().unwrap();
-        table(directory.path(), 0).save();
+        table(directory.path(), 0).save(|_| false);
         let path = directory.path().join(FILE_NAME);
         let mode = std::fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
