@@ -80,14 +80,13 @@ fn is_usable(event: &ScenarioLinkEvent, streams: bool) -> bool {
 
 /// When links carry packets and have done so for `since_s`: from, until, in seconds.
 fn carrying(scenario: &Scenario, since_s: f64) -> Vec<(f64, f64)> {
-    let mut timeline = scenario.timeline();
     let mut usable: Vec<Option<f64>> = vec![None; scenario.links.len()];
     let mut found = Vec::new();
     let mut end = |from: Option<f64>, until: f64| {
         let carries = from.map(|from| from + since_s).filter(|at| *at < until);
         found.extend(carries.map(|at| (at, until)));
     };
-    while let Some(event) = timeline.next() {
+    for event in scenario.timeline() {
         let at = event.at.as_secs_f64();
         let renewed = matches!(
             event.kind,
