@@ -195,7 +195,7 @@ async fn options_hold_for_the_next_message_and_a_stopped_agent_holds_nobody_for_
     let begun = std::time::Instant::now();
     assert_eq!(client.ask("expiry 60000").await, "expiry 0");
     assert_eq!(client.ask("say later").await, "say 5");
-    for _ in 0..200 {
+    for _ in 0..400 {
         assert_eq!(client.ask("mark 0 1000 x").await, "mark 1");
     }
     assert!(begun.elapsed() < Duration::from_secs(10));
@@ -206,8 +206,9 @@ async fn options_hold_for_the_next_message_and_a_stopped_agent_holds_nobody_for_
         .strip_prefix("count ")
         .and_then(|s| s.split(' ').next());
     let count: usize = count.and_then(|n| n.parse().ok()).expect("a number");
-    // A bounded number of those that went through the stopped one's other ear.
-    assert!((3..=2 + 64 + 1).contains(&count), "{said}");
+    // The library keeps 64, and the socket to the agent holds fewer than 300 before those (208 KiB, 768 B each): the agent
+    // sends them as it reads them, or drops some. All others were dropped at once.
+    assert!((3..=2 + 64 + 300 + 1).contains(&count), "{said}");
     client.leave().await;
 }
 
