@@ -35,6 +35,9 @@ const COMPARE_EVERY: Span = Span::from_secs(60);
 /// How long a node that did not complete a handshake is not tried again, unless the one in use is silent, or asks to be
 /// left, and no other answers: a host that was busy for a moment must not hold a session for a minute.
 const FAILED_FOR: Span = Span::from_secs(60); // a guess
+/// How long a request to be left waits for the first byte of a flow at most: a flow whose answer takes longer, as that of a
+/// long poll, must not hold the others of its session.
+const LEAVE_HELD_MAX: Span = Span::from_secs(10); // a guess
 /// A node is nearer if its round trip is shorter by this, and by a fifth. Both are guesses: jitter of a
 /// Wi-Fi must not move a session.
 const NEARER_BY: Span = Span::from_millis(5);
@@ -71,7 +74,8 @@ impl NodeView {
     /// a busy node asks an origin when it comes to that, and another one would ask again. Otherwise zero.
     pub fn first_byte_patience(&self) -> Span {
         match self.is_unanswered {
-            true => self.handshake_took,
+            // The time before a network came counts there, too.
+            true => self.handshake_took.min(NODE_ANSWER_MAX),
             false => Span::ZERO,
         }
     }
@@ -96,8 +100,20 @@ struct NodeState {
     round_trip: Option<Span>,
     /// When the node answered last.
     answered_at: Option<Time>,
-    /// Until when the node is not tried, because it did not complete a handshake.
+    /// Until when the node is tried only where no other answers, because it did not complete a handshake.
     failed_until: Option<Time>,
+    /// Until when the node is used only where the one in use is silent and no other answers, because it asked to be left.
+    asked_until: Option<Time>,
+}
+
+impl NodeState {
+    fn has_failed(&self, now: Time) -> bool {
+        self.failed_until.is_some_and(|until| until > now)
+    }
+
+    fn asked_to_be_left(&self, now: Time) -> bool {
+        self.asked_until.is_some_and(|until| until > now)
+    }
 }
 
 /// A request of the node in use to be left.
@@ -125,6 +141,8 @@ pub struct NodeChoice {
     moved_at: Option<Time>,
     /// The request of the node in use to be left.
     leave_request: Option<LeaveRequest>,
+    /// Since when requests to be left wait for the first byte of a flow.
+    leave_held_since: Option<Time>,
     probed_at: Option<Time>,
     /// Probes since anything answered.
     silent_probes: u32,
@@ -145,6 +163,7 @@ impl NodeChoice {
             was_busy: false,
             moved_at: None,
             leave_request: None,
+            leave_held_since: None,
             probed_at: None,
             silent_probes: 0,
             compares_until: None,
@@ -190,13 +209,17 @@ impl NodeChoice {
     }
 
     /// Handles a request of the node in use to be left: for `preferred`, if that answers, else for the nearest other
-    /// one. It may come again while the session is still there; so one is ignored while a flow waits for its first byte.
+    /// one. It comes again while the session is still there; so it waits for some seconds while a flow has received
+    /// nothing yet.
     pub fn on_leave_asked(&mut self, now: Time, preferred: Option<usize>, view: &NodeView) {
         // While the session moves, the request may be one that was sent before.
-        if self.nodes.len() < 2 || self.leaving.is_some() || view.is_unanswered {
+        if self.nodes.len() < 2 || self.leaving.is_some() {
             return;
         }
-        self.nodes[self.current].failed_until = Some(now + FAILED_FOR);
+        self.nodes[self.current].asked_until = Some(now + FAILED_FOR);
+        if self.holds_leave(now, view) {
+            return;
+        }
         let is_probed = self
             .leave_request
             .is_some_and(|asked| now.since(asked.probed_at) < view.probe_patience());
@@ -212,20 +235,33 @@ impl NodeChoice {
         self.probe(now);
     }
 
+    /// Whether a request to be left waits for the first byte of a flow.
+    fn holds_leave(&mut self, now: Time, view: &NodeView) -> bool {
+        if !view.is_unanswered {
+            self.leave_held_since = None;
+            return false;
+        }
+        let since = *self.leave_held_since.get_or_insert(now);
+        now.since(since) < LEAVE_HELD_MAX
+    }
+
     /// Leaves the node in use as it asked, once another has answered.
     fn leave(&mut self, now: Time, asked: LeaveRequest, view: &NodeView) {
         let since = asked.probed_at;
         let is_late = now >= since + view.probe_patience();
-        if view.is_unanswered {
+        if self.holds_leave(now, view) {
             // A flow was opened meanwhile. The node asks again.
             self.leave_request = None;
             return;
         }
-        let heard = |n: &usize| self.nodes[*n].answered_at.is_some_and(|at| at >= since);
+        let heard = |n: &usize| {
+            let node = &self.nodes[*n];
+            node.answered_at.is_some_and(|at| at >= since) && !node.asked_to_be_left(now)
+        };
         let to = match asked.preferred {
             Some(preferred) if heard(&preferred) => Some(preferred),
             Some(_) if !is_late => None,
-            _ => self.nearest_other(now, since),
+            _ => self.nearest_other(now, since).filter(heard),
         };
         match to {
             Some(to) => self.switch(now, to, self.handshake_patience(to)),
@@ -243,11 +279,11 @@ impl NodeChoice {
         if let Some((before, until)) = self.leaving {
             if view.answering == Some(self.current) {
                 self.leaving = None;
+                self.nodes[self.current].failed_until = None;
             } else if now >= until {
                 self.leaving = None;
                 // A node that asked to be left ends soon: then the other one is all there is.
-                let asked_to_leave = self.nodes[before].failed_until.is_some_and(|at| at > now);
-                if !asked_to_leave {
+                if !self.nodes[before].asked_to_be_left(now) {
                     self.nodes[self.current].failed_until = Some(now + FAILED_FOR);
                 }
                 self.current = before;
@@ -273,7 +309,7 @@ impl NodeChoice {
     }
 
     fn fail_over(&mut self, now: Time, since: Time, view: &NodeView) {
-        if now.since(since) < silent_min(view) {
+        if now.since(since) < self.silent_min(view) {
             return;
         }
         if let Some(nearest) = self.nearest_other(now, since)
@@ -294,15 +330,16 @@ impl NodeChoice {
         }
     }
 
-    /// The nearest of the other nodes that answered since `since`; of those that failed lately the one that did so first,
-    /// and only if there is no other.
+    /// The nearest of the other nodes that answered since `since`; if there is no other, of those that failed lately the one
+    /// that did so first; at last, of those that asked to be left.
     fn nearest_other(&self, now: Time, since: Time) -> Option<usize> {
         let failed = |node: &NodeState| node.failed_until.filter(|until| *until > now);
+        let asked = |node: &NodeState| node.asked_until.filter(|until| *until > now);
         let heard = |node: &NodeState| node.answered_at.is_some_and(|at| at >= since);
         let others = self.nodes.iter().enumerate();
         let others = others.filter(|(n, node)| *n != self.current && heard(node));
         others
-            .min_by_key(|(_, node)| (failed(node), node.round_trip))
+            .min_by_key(|(_, node)| (asked(node), failed(node), node.round_trip))
             .map(|f| f.0)
     }
 
@@ -346,7 +383,7 @@ impl NodeChoice {
 
     /// When the alternatives of a node that is silent since `since` are to be probed.
     fn probe_at(&self, since: Time, view: &NodeView) -> Time {
-        let first = since + silent_min(view);
+        let first = since + self.silent_min(view);
         let pause = PROBE_FIRST
             .times(1 << self.silent_probes.min(7))
             .min(PROBE_MAX);
@@ -394,7 +431,7 @@ impl NodeChoice {
         let ours = Some(&ours).filter(fresh)?.round_trip?;
         let is_nearer =
             |theirs: Span| theirs + NEARER_BY <= ours && theirs.times(5) <= ours.times(4);
-        let tried = |node: &NodeState| node.failed_until.is_none_or(|until| until <= now);
+        let tried = |node: &NodeState| !node.has_failed(now) && !node.asked_to_be_left(now);
         let others = self.nodes.iter().enumerate();
         let others = others.filter(|(n, node)| *n != self.current && fresh(node) && tried(node));
         let nearest = others.min_by_key(|(_, node)| node.round_trip)?;
@@ -411,6 +448,7 @@ impl NodeChoice {
         (self.alive_at, self.other_alive_at) = (None, None);
         self.current = to;
         (self.compares_until, self.leave_request) = (None, None);
+        self.leave_held_since = None;
         self.actions.push_back(NodeAction::Switch(to));
     }
 
@@ -433,19 +471,23 @@ impl NodeChoice {
             },
             (None, Some(since)) => {
                 let leave_at = self.leave_at(since, view);
+                // Nothing is done before, see `fail_over`.
+                let leave_at = leave_at.map(|at| at.max(since + self.silent_min(view)));
                 let probe_at = self.probe_at(since, view);
                 Some(leave_at.map_or(probe_at, |at| at.min(probe_at)))
             }
             (None, None) => None,
         }
     }
-}
 
-/// How long the node in use may be silent before others are probed.
-fn silent_min(view: &NodeView) -> Span {
-    match view.is_new {
-        true => Span::ZERO,
-        false => SILENT_MIN.max(view.first_byte_patience()),
+    /// How long the node in use may be silent before others are probed.
+    fn silent_min(&self, view: &NodeView) -> Span {
+        let ends_soon = self.nodes[self.current].asked_until.is_some();
+        match (view.is_new, ends_soon) {
+            (true, _) => Span::ZERO,
+            (false, true) => SILENT_MIN,
+            (false, false) => SILENT_MIN.max(view.first_byte_patience()),
+        }
     }
 }
 
@@ -718,6 +760,74 @@ mod tests {
         choice.on_time(at(2_500), &silent(2_010));
         let mut actions = std::iter::from_fn(|| choice.poll_action());
         assert!(actions.any(|action| action == NodeAction::Switch(1)));
+    }
+
+    #[test]
+    fn two_nodes_that_both_ask_to_be_left_do_not_pass_a_session_to_and_fro() {
+        let mut choice = NodeChoice::new(2);
+        let view = |at_node| NodeView {
+            has_flows: true,
+            ..answering(at_node)
+        };
+        choice.on_leave_asked(at(0), None, &view(0));
+        choice.on_answer(at(5), 1, ms(5), &view(0));
+        assert_eq!(choice.current(), 1);
+        choice.on_time(at(50), &view(1));
+        for second in 1..50 {
+            choice.on_leave_asked(at(second * 1_000), Some(0), &view(1));
+            choice.on_answer(at(second * 1_000 + 5), 0, ms(5), &view(1));
+            choice.on_time(at(second * 1_000 + 999), &view(1));
+            assert_eq!(choice.current(), 1, "the other one ends as well");
+        }
+        // Until this one is gone.
+        let gone = NodeView {
+            has_flows: true,
+            ..silent(50_000)
+        };
+        choice.on_time(at(50_300), &gone);
+        choice.on_answer(at(50_305), 0, ms(5), &gone);
+        choice.on_time(at(50_600), &gone);
+        assert_eq!(choice.current(), 0);
+    }
+
+    #[test]
+    fn a_flow_that_is_never_answered_does_not_hold_a_session_at_a_node_that_ends() {
+        let mut choice = NodeChoice::new(2);
+        let waiting = NodeView {
+            has_flows: true,
+            is_unanswered: true,
+            handshake_took: Span::from_secs(3_600),
+            ..answering(0)
+        };
+        for second in 0..12 {
+            choice.on_leave_asked(at(second * 1_000), None, &waiting);
+            choice.on_answer(at(second * 1_000 + 5), 1, ms(5), &waiting);
+            assert_eq!(choice.current(), usize::from(second >= 10), "{second} s");
+        }
+    }
+
+    #[test]
+    fn the_next_look_is_never_due_already() {
+        // Another node has answered, and a request is opened while the paths are silent.
+        let mut choice = NodeChoice::new(2);
+        choice.on_time(at(300), &silent(0));
+        choice.on_answer(at(305), 1, ms(5), &silent(0));
+        let waiting = NodeView {
+            is_unanswered: true,
+            handshake_took: Span::from_secs(3_600),
+            ..silent(0)
+        };
+        for now in (310..1_990).step_by(20) {
+            choice.on_time(at(now), &waiting);
+            let next = choice.next_timeout(&waiting).unwrap();
+            assert!(next > at(now), "at {now}");
+        }
+        choice.on_time(at(2_001), &waiting);
+        assert_eq!(
+            choice.current(),
+            1,
+            "an hour without a network is no patience"
+        );
     }
 
     #[test]

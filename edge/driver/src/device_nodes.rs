@@ -50,9 +50,9 @@ pub fn describe_nodes(nodes: &[NodeStatus]) -> Option<String> {
     Some(format!("{}{why}; {}", current.name, told.join(", ")))
 }
 
-/// The longest time between two looks at paths that counts as silence: after a longer one this process did not run, and
-/// what arrived meanwhile waits in its sockets.
-const LOOK_GAP_MAX: Span = Span::from_millis(500); // twice the interval of looks
+/// How late a look at the paths may be: in the time beyond, this process did not run, and what arrived meanwhile waits in
+/// its sockets.
+const LOOK_LATE_MAX: Span = Span::from_millis(250); // a guess: a busy machine
 
 /// How long paths on which an answer is due have heard nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,12 +65,17 @@ pub(crate) struct UnheardTime {
 }
 
 impl UnheardTime {
-    /// What a look at the paths adds to what was known `before`.
-    pub(crate) fn after(before: Option<UnheardTime>, now: Time, heard_at: Time) -> UnheardTime {
+    /// What a look at the paths that was due at `due` adds to what was known `before`.
+    pub(crate) fn after(
+        before: Option<UnheardTime>,
+        now: Time,
+        heard_at: Time,
+        due: Time,
+    ) -> UnheardTime {
         let same = before.filter(|before| before.heard_at == heard_at);
         let since = same.map_or(now, |before| {
-            let not_run = now.since(before.looked_at).saturating_sub(LOOK_GAP_MAX);
-            before.since + not_run
+            let late = now.since(due.max(before.looked_at));
+            before.since + late.saturating_sub(LOOK_LATE_MAX)
         });
         UnheardTime {
             heard_at,
@@ -91,6 +96,8 @@ pub(crate) struct DeviceNodes {
     /// When the node in use was asked first, and how long its handshake took, if it has completed one.
     pub(crate) asked_at: Time,
     pub(crate) handshake_took: Option<Span>,
+    /// When the paths are to be looked at next.
+    pub(crate) look_due: Time,
     /// Payload bytes of all paths at the last look.
     pub(crate) payload: u64,
     /// Probes whose answers are awaited.
@@ -113,6 +120,7 @@ impl DeviceNodes {
             started_at: clock::now(),
             asked_at: clock::now(),
             handshake_took: None,
+            look_due: Time::NEVER,
         }
     }
 
@@ -227,14 +235,17 @@ mod tests {
     #[test]
     fn time_in_which_the_process_did_not_run_is_no_silence() {
         let at = |ms| Time::ZERO + Span::from_millis(ms);
-        let first = UnheardTime::after(None, at(1_000), at(900));
-        let second = UnheardTime::after(Some(first), at(1_250), at(900));
+        let first = UnheardTime::after(None, at(1_000), at(900), at(1_000));
+        let second = UnheardTime::after(Some(first), at(1_250), at(900), at(1_250));
         assert_eq!(at(1_250).since(second.since), Span::from_millis(250));
         // Nine seconds without a processor.
-        let third = UnheardTime::after(Some(second), at(10_250), at(900));
-        assert_eq!(at(10_250).since(third.since), Span::from_millis(750));
-        let heard = UnheardTime::after(Some(third), at(10_300), at(10_290));
-        assert_eq!(heard.since, at(10_300));
+        let third = UnheardTime::after(Some(second), at(10_500), at(900), at(1_500));
+        assert_eq!(at(10_500).since(third.since), Span::from_millis(750));
+        // A look that was due only then.
+        let fourth = UnheardTime::after(Some(third), at(40_500), at(900), at(40_500));
+        assert_eq!(at(40_500).since(fourth.since), Span::from_millis(30_750));
+        let heard = UnheardTime::after(Some(fourth), at(40_550), at(40_540), at(40_550));
+        assert_eq!(heard.since, at(40_550));
     }
 
     #[test]

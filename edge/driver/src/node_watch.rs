@@ -10,8 +10,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use d2tp_device::{LinkAnswers, NodeAction, NodeView};
-use d2tp_session::{Addresses, FlowId, LinkId, PathState, Span};
+use d2tp_device::{LinkAnswers, NODE_ANSWER_MAX, NodeAction, NodeView};
+use d2tp_session::{Addresses, FlowId, LinkId, PathState, Span, Time};
 use d2tp_udp::{BindError, BindOptions, LinkSocket};
 use tokio::net::UdpSocket;
 use tokio::sync::broadcast::error::RecvError;
@@ -27,7 +27,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// The interval of looks at paths while data is in flight and no packet arrives.
 const OWED_LOOK_EVERY: Span = Span::from_millis(250);
 /// How long a path on which data is in flight may hear nothing before its node counts as silent, although the
-/// path does not: a path that was never answered since its handshake does not fall silent.
+/// path does not yet.
 const UNHEARD_MAX: Span = Span::from_millis(500); // as `SILENCE_MIN` of links in `d2tp-device`
 
 /// What the choice of a node needs to know of a session's flows.
@@ -114,11 +114,12 @@ impl DeviceInner {
         let owes = active().any(|path| path.in_flight > 0);
         let heard = active().map(|path| path.heard_at).max();
         let heard = heard.filter(|_| owes);
-        nodes.unheard = heard.map(|heard| UnheardTime::after(nodes.unheard, now, heard));
+        let due = nodes.look_due;
+        nodes.unheard = heard.map(|heard| UnheardTime::after(nodes.unheard, now, heard, due));
         let longest = active().map(|path| path.rtt.times(3)).max();
         let patience = longest.map_or(UNHEARD_MAX, |longest| longest.max(UNHEARD_MAX));
         let patience = match (flows.is_unanswered, nodes.handshake_took) {
-            (true, Some(took)) => patience.max(took),
+            (true, Some(took)) => patience.max(took.min(NODE_ANSWER_MAX)),
             _ => patience,
         };
         let unheard = nodes
@@ -406,15 +407,13 @@ impl DeviceInner {
                 self.drop_default_routes(|node| node != current);
             }
         }
-        let nodes = self.nodes.lock();
+        let mut nodes = self.nodes.lock();
         let owed = nodes.unheard.filter(|_| view.answering.is_some());
         let owed = owed.map(|_| clock::now() + OWED_LOOK_EVERY);
-        let next = nodes
-            .choice
-            .next_timeout(&view)
-            .into_iter()
-            .chain(owed)
-            .min()?;
+        let next = nodes.choice.next_timeout(&view);
+        let next = next.into_iter().chain(owed).min();
+        nodes.look_due = next.unwrap_or(Time::NEVER);
+        let next = next?;
         Some(Duration::from(next.since(clock::now())) + Duration::from_millis(1))
     }
 }
