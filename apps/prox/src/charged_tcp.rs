@@ -95,6 +95,11 @@ impl ChargedTcp {
         if let Err(error) = set {
             tracing::debug!(%error, "the buffers of a connection stay as the kernel tunes them");
         }
+        // The system has a maximum of its own for limits that a program sets.
+        if let Ok(now) = KernelBuffers::of(self.tcp.as_fd()) {
+            self.limits = now;
+            self.memory.resize(now.max());
+        }
     }
 
     fn on_moved(&mut self, bytes: usize) {

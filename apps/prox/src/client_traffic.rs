@@ -58,7 +58,9 @@ pub(crate) struct ClientTraffic {
     /// Whether this month's bytes are used up.
     is_used_up: watch::Sender<bool>,
     /// Who found nothing left of the month, and may go on if the limit is raised before its flow is reset.
-    held: Mutex<Vec<Waker>>,
+    held: Mutex<HashMap<u64, Waker>>,
+    /// The number of the next flow.
+    next_flow: AtomicU64,
 }
 
 impl ClientTraffic {
@@ -71,6 +73,7 @@ impl ClientTraffic {
             month_max: AtomicU64::new(limits.month_bytes),
             is_used_up: watch::Sender::default(),
             held: Mutex::default(),
+            next_flow: AtomicU64::new(0),
         };
         traffic.check_month();
         traffic
@@ -109,15 +112,15 @@ impl ClientTraffic {
     }
 
     fn check_month(&self) {
-        let (max, month) = (self.month_max.load(Ordering::Relaxed), self.month());
-        let is_used_up = max > 0 && month.down.saturating_add(month.up) >= max;
         self.is_used_up.send_if_modified(|known| {
+            // Looked at in here, so that the last one to look is the last one to say.
+            let is_used_up = self.month_left() == 0;
             let has_changed = *known != is_used_up;
             *known = is_used_up;
             has_changed
         });
-        if !is_used_up {
-            for waker in std::mem::take(&mut *self.held.lock()) {
+        if self.month_left() > 0 {
+            for waker in std::mem::take(&mut *self.held.lock()).into_values() {
                 waker.wake();
             }
         }
@@ -134,16 +137,12 @@ impl ClientTraffic {
 
     /// How many bytes of the month a flow may use now. It waits while there are none: then it is reset, unless the limit
     /// is raised first.
-    fn poll_month(&self, cx: &mut Context<'_>) -> Poll<usize> {
+    fn poll_month(&self, cx: &mut Context<'_>, flow: u64) -> Poll<usize> {
         let left = self.month_left();
         if left > 0 {
             return Poll::Ready(usize::try_from(left).unwrap_or(usize::MAX));
         }
-        let mut held = self.held.lock();
-        if !held.iter().any(|known| known.will_wake(cx.waker())) {
-            held.push(cx.waker().clone());
-        }
-        drop(held);
+        self.held.lock().insert(flow, cx.waker().clone());
         match self.month_left() {
             0 => Poll::Pending,
             // The limit was raised meanwhile.
@@ -171,6 +170,8 @@ impl ClientTraffic {
 #[derive(Debug)]
 pub(crate) struct FlowTraffic {
     client: Arc<ClientTraffic>,
+    /// Its number among those of the client.
+    number: u64,
     counters: Arc<ProxCounters>,
     kind: AtomicU8,
     /// Its places at the client's buckets: down and up.
@@ -207,7 +208,7 @@ impl FlowTraffic {
         // What a refusal says is no more than a few bytes.
         let left = match self.kind() {
             TrafficKind::Other => usize::MAX,
-            _ => ready!(self.client.poll_month(cx)),
+            _ => ready!(self.client.poll_month(cx, self.number)),
         };
         let waiter = &self.waiters[direction as usize];
         let bucket = self.client.bucket(direction);
@@ -244,6 +245,12 @@ impl FlowTraffic {
         if is_used_up.wait_for(|is_used_up| *is_used_up).await.is_err() {
             std::future::pending::<()>().await;
         }
+    }
+}
+
+impl Drop for FlowTraffic {
+    fn drop(&mut self) {
+        self.client.held.lock().remove(&self.number);
     }
 }
 
@@ -361,8 +368,10 @@ impl TrafficTable {
 
     /// The traffic of a new flow. Must be called on a runtime.
     pub(crate) fn flow(&self, client: HostKey) -> Arc<FlowTraffic> {
+        let client = self.of(client);
         Arc::new(FlowTraffic {
-            client: self.of(client),
+            number: client.next_flow.fetch_add(1, Ordering::Relaxed),
+            client,
             counters: self.counters.clone(),
             kind: AtomicU8::new(TrafficKind::Other as u8),
             waiters: Default::default(),

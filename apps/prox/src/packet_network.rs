@@ -125,7 +125,13 @@ impl PacketNetwork {
     fn open(self: &Arc<Self>) -> Result<(), PacketNetworkError> {
         let nets = self.addresses.nets();
         let (tun, rules) = match &self.helper {
-            Some(helper) if helper.open()? => (TunDevice::attach(DEVICE)?, None),
+            Some(helper) if helper.open()? => {
+                let attached = TunDevice::attach(DEVICE);
+                if attached.is_err() {
+                    helper.close();
+                }
+                (attached?, None)
+            }
             Some(_) => return Err(TunError::InUse(DEVICE.to_owned()).into()),
             None => {
                 let tun = TunDevice::create(DEVICE, INNER_MTU_MAX)?;
@@ -206,8 +212,9 @@ impl PacketNetwork {
             source: source.clone(),
             dropped: AtomicU64::new(0),
         });
-        attachment.connection.set_datagram_source(source);
         let mut attached = self.attached.write();
+        // Under the lock: the source of the tunnel that is in the table is the session's.
+        attachment.connection.set_datagram_source(source);
         for address in attachment.addresses.all() {
             if let Some(old) = attached.insert(address, attachment.clone()) {
                 old.replaced.cancel();

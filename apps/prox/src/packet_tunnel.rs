@@ -143,6 +143,7 @@ async fn carry<F: FlowIo>(
     network: &PacketNetwork,
     attachment: &PacketAttachment,
 ) -> ProxFlowOutcome {
+    let id = flow.id();
     let (mut reading, mut writing) = tokio::io::split(flow);
     let broken = |error: io::Error| ProxFlowOutcome::Broken(error.to_string());
     let datagrams = async {
@@ -174,7 +175,7 @@ async fn carry<F: FlowIo>(
     };
     let to_flow = attachment
         .source
-        .write_capsules(&attachment.connection, &mut writing);
+        .write_capsules(&attachment.connection, id, &mut writing);
     tokio::select! {
         outcome = datagrams => outcome,
         outcome = capsules => outcome,

@@ -42,6 +42,7 @@ use serde_json::{Value, json};
 use tokio::sync::{Mutex, mpsc};
 
 use crate::control::{ControlClient, ControlError};
+use crate::tunnel_helper::HELPER_SOCKET_VARIABLE;
 
 /// The most sockets that are handed over: two for each of 256 workers, and those of streams and of TCP.
 const SOCKETS_MAX: usize = 1_024;
@@ -194,6 +195,7 @@ impl Standby {
             .env_remove("LISTEN_PID")
             .env_remove("LISTEN_FDS")
             .env_remove("LISTEN_FDNAMES")
+            .env_remove(HELPER_SOCKET_VARIABLE)
             .stdin(Stdio::from(OwnedFd::from(theirs)));
         Ok(Standby(command))
     }

@@ -7,19 +7,23 @@
 //!      │ "close", or its end ───────────────────▶ │ no rules, no device; it ends with the proxy
 //! ```
 //!
-//! It does two things, to one device and inner networks that it was started with. Whoever takes over the proxy can have
-//! them done and undone, and nothing else. It cleans up even if the proxy is killed.
+//! It does two things, to one device and inner networks that it was started with: whoever takes over the proxy can have it do
+//! them and undo them, and nothing else. It cleans up even if the proxy is killed.
 
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use d2tp_tunnel::{INNER_MTU_MAX, SystemCommandError, ip_batch, run_command};
 use ipnet::IpNet;
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 use nix::unistd::geteuid;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -30,10 +34,19 @@ use crate::packet_network::PacketNetworkError;
 use crate::tunnel_rules::{DEVICE, TunnelRules};
 
 /// The variable with the descriptor of the helper's socket, for a proxy that begins anew.
-const SOCKET_VARIABLE: &str = "CEDOS_PROX_TUNNEL_HELPER";
+pub(crate) const HELPER_SOCKET_VARIABLE: &str = "CEDOS_PROX_TUNNEL_HELPER";
 
 /// How long the helper may take for one request.
 const ANSWER_WITHIN: Duration = Duration::from_secs(20); // a guess: `nft` on a slow machine
+
+/// The name of the abstract socket that is bound while a helper has the device.
+const LOCK_NAME: &str = "cedos/cedos-prox0";
+
+/// The flag of close_range(2) by which descriptors are closed at execve.
+const CLOSE_RANGE_CLOEXEC: libc::c_uint = 4; // linux/close_range.h
+
+/// The most bytes of a request.
+const REQUEST_BYTES_MAX: u64 = 64;
 
 /// How often it is tried to remove a device that a task of the proxy still reads.
 const REMOVE_TRIES: u32 = 40;
@@ -57,7 +70,11 @@ enum HelperAnswer {
 
 /// The proxy's end of its helper.
 #[derive(Clone, Debug)]
-pub struct TunnelHelper(Arc<Mutex<BufReader<UnixStream>>>);
+pub struct TunnelHelper {
+    socket: Arc<Mutex<BufReader<UnixStream>>>,
+    /// Whether an answer failed to come: a late one must not be taken for that to another request.
+    is_broken: Arc<AtomicBool>,
+}
 
 impl TunnelHelper {
     /// Starts this program again as the helper, with these arguments and the inner networks behind them. Must be called
@@ -68,9 +85,28 @@ impl TunnelHelper {
     pub fn start(arguments: &[&str], nets: &[IpNet]) -> io::Result<TunnelHelper> {
         let (ours, theirs) = UnixStream::pair()?;
         let nets: Vec<String> = nets.iter().map(IpNet::to_string).collect();
+        let mut command = Command::new("/proc/self/exe");
+        // SAFETY: between fork and exec there is one system call.
+        unsafe {
+            command.pre_exec(|| {
+                // Sockets of a service manager are this process's alone. musl has no function for the call.
+                libc::syscall(
+                    libc::SYS_close_range,
+                    3,
+                    libc::c_uint::MAX,
+                    CLOSE_RANGE_CLOEXEC,
+                );
+                Ok(())
+            });
+        }
         // It ends by itself when this process has.
-        Command::new("/proc/self/exe")
+        command
             .args(arguments)
+            .env_clear()
+            .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
+            .envs(std::env::var_os("RUST_LOG").map(|levels| ("RUST_LOG", levels)))
+            // Errors are told apart by their words.
+            .env("LC_ALL", "C")
             .arg(format!("--owner={}", geteuid()))
             .arg(nets.join(","))
             .stdin(Stdio::from(OwnedFd::from(theirs)))
@@ -83,7 +119,7 @@ impl TunnelHelper {
 
     /// The helper of a proxy that began anew.
     pub fn adopt() -> Option<TunnelHelper> {
-        let text = std::env::var(SOCKET_VARIABLE).ok()?;
+        let text = std::env::var(HELPER_SOCKET_VARIABLE).ok()?;
         let number = text.parse().ok().filter(|number| *number > 2)?;
         // SAFETY: the descriptor is looked at only while this expression lasts.
         let is_open = unsafe { rustix::io::fcntl_getfd(BorrowedFd::borrow_raw(number)) }.is_ok();
@@ -97,13 +133,16 @@ impl TunnelHelper {
 
     fn of(socket: UnixStream) -> io::Result<TunnelHelper> {
         socket.set_read_timeout(Some(ANSWER_WITHIN))?;
-        Ok(TunnelHelper(Arc::new(Mutex::new(BufReader::new(socket)))))
+        Ok(TunnelHelper {
+            socket: Arc::new(Mutex::new(BufReader::new(socket))),
+            is_broken: Arc::default(),
+        })
     }
 
     /// What a proxy that begins anew needs in its environment to find the helper.
     pub fn environment(&self) -> (&'static str, String) {
-        let socket = self.0.lock().get_ref().as_raw_fd();
-        (SOCKET_VARIABLE, socket.to_string())
+        let socket = self.socket.lock().get_ref().as_raw_fd();
+        (HELPER_SOCKET_VARIABLE, socket.to_string())
     }
 
     /// Makes the device and the rules. False if another proxy of this host has them.
@@ -126,7 +165,16 @@ impl TunnelHelper {
     }
 
     fn ask(&self, request: &HelperRequest) -> io::Result<HelperAnswer> {
-        let mut socket = self.0.lock();
+        if self.is_broken.load(Ordering::Relaxed) {
+            return Err(io::Error::other("its helper did not answer before"));
+        }
+        let answer = self.exchange(request);
+        self.is_broken.store(answer.is_err(), Ordering::Relaxed);
+        answer
+    }
+
+    fn exchange(&self, request: &HelperRequest) -> io::Result<HelperAnswer> {
+        let mut socket = self.socket.lock();
         let text = serde_json::to_string(request)? + "\n";
         socket.get_mut().write_all(text.as_bytes())?;
         let mut answer = String::new();
@@ -145,13 +193,12 @@ struct OpenNetwork {
 }
 
 impl OpenNetwork {
-    /// None if another proxy of this host has them.
+    /// Makes them; none if another proxy of this host has a device of this name.
     fn open(nets: &InnerNets, owner: u32) -> Result<Option<OpenNetwork>, String> {
-        let name = SocketAddr::from_abstract_name(format!("cedos/{DEVICE}"));
-        let lock = name.and_then(|name| UnixListener::bind_addr(&name));
+        let lock = lock_name().and_then(|name| UnixListener::bind_addr(&name));
         let lock = match lock {
             Ok(lock) => lock,
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => return check_holder(),
             Err(error) => return Err(error.to_string()),
         };
         // Of a helper that was killed.
@@ -171,6 +218,25 @@ impl OpenNetwork {
         network.rules = Some(rules);
         Ok(Some(network))
     }
+}
+
+/// Whether it is another proxy that has the lock: any program could bind its name.
+fn check_holder() -> Result<Option<OpenNetwork>, String> {
+    let holder = lock_name().and_then(|name| UnixStream::connect_addr(&name));
+    let holder = holder.and_then(|at| Ok(getsockopt(&at, PeerCredentials)?));
+    match holder {
+        Ok(holder) if holder.uid() != 0 && holder.uid() != geteuid().as_raw() => Err(format!(
+            "process {} of user {} holds the name {LOCK_NAME}; end it",
+            holder.pid(),
+            holder.uid()
+        )),
+        // Or it has just ended; it is tried again.
+        _ => Ok(None),
+    }
+}
+
+fn lock_name() -> io::Result<SocketAddr> {
+    SocketAddr::from_abstract_name(LOCK_NAME)
 }
 
 impl Drop for OpenNetwork {
@@ -223,8 +289,13 @@ pub async fn serve_tunnel_helper(nets: &[IpNet], owner: u32) -> io::Result<()> {
 
 fn serve(mut socket: UnixStream, nets: &InnerNets, owner: u32) -> io::Result<()> {
     let mut open: Option<OpenNetwork> = None;
-    for line in BufReader::new(socket.try_clone()?).lines() {
-        let answer = match serde_json::from_str(&line?) {
+    let mut reader = BufReader::new(socket.try_clone()?);
+    loop {
+        let mut line = String::new();
+        if (&mut reader).take(REQUEST_BYTES_MAX).read_line(&mut line)? == 0 {
+            return Ok(());
+        }
+        let answer = match serde_json::from_str(&line) {
             Ok(HelperRequest::Open) if open.is_some() => HelperAnswer::Done,
             Ok(HelperRequest::Open) => match OpenNetwork::open(nets, owner) {
                 Ok(Some(opened)) => {
@@ -243,5 +314,4 @@ fn serve(mut socket: UnixStream, nets: &InnerNets, owner: u32) -> io::Result<()>
         let text = serde_json::to_string(&answer)? + "\n";
         socket.write_all(text.as_bytes())?;
     }
-    Ok(())
 }

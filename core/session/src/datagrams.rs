@@ -108,9 +108,15 @@ impl Session {
         least.unwrap_or(ROOM_SURE) - HEAD_MAX
     }
 
-    /// Whether a path could take datagrams now: one that is available, answers, and needs no grants.
+    /// Whether a path could take datagrams now: one that is available, not silent, and needs no grants.
     pub fn carries_datagrams(&self) -> bool {
         self.paths.iter().any(|p| p.takes_payload() && !p.gated)
+    }
+
+    /// Whether paths could take payload, and all of them need grants for it.
+    pub fn is_metered(&self) -> bool {
+        let mut paths = self.paths.iter().filter(|p| p.takes_payload()).peekable();
+        paths.peek().is_some() && paths.all(|p| p.gated)
     }
 
     /// How many datagrams wait to be sent.

@@ -17,7 +17,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use d2tp_session::{
-    DatagramStats, PathSelection, PathStats, PublicKey, Session, SessionEnd, SessionId, Span,
+    DatagramStats, FlowId, PathSelection, PathStats, PublicKey, Session, SessionEnd, SessionId,
+    Span,
 };
 
 use crate::clock;
@@ -255,6 +256,21 @@ impl Connection {
         let inner = self.shared.inner.lock();
         let session = inner.core.session(self.session);
         session.is_some_and(Session::carries_datagrams)
+    }
+
+    /// Whether metered links are all that the session has: datagrams wait, and flows need grants.
+    pub fn is_metered(&self) -> bool {
+        let inner = self.shared.inner.lock();
+        let session = inner.core.session(self.session);
+        session.is_some_and(Session::is_metered)
+    }
+
+    /// How many bytes were written to a flow and not acknowledged yet; none if it is over.
+    pub fn unacknowledged(&self, flow: u64) -> Option<u64> {
+        let inner = self.shared.inner.lock();
+        let session = inner.core.session(self.session)?;
+        let (end, acknowledged) = session.send_offsets(FlowId(flow))?;
+        Some(end - acknowledged)
     }
 
     /// Tells the session that its source has datagrams again.

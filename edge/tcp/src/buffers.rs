@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A buffer whose limit a program sets is no longer enlarged by the kernel. The limit that can be set has a
-//! maximum of its own (`net.core.rmem_max`, `net.core.wmem_max`) unless the process may administer the network.
+//! maximum of its own (twice `net.core.rmem_max`, `net.core.wmem_max`), which may be less than what the kernel chose.
 
 use std::io;
 #[cfg(target_os = "linux")]

@@ -30,7 +30,7 @@ pub use inner_packet::{
 };
 pub use original_destination::original_destination;
 pub use packet_pieces::{PacketTooLong, PieceJoiner, split};
-pub use packet_queue::{PacketQueue, PacketQueueCounts};
+pub use packet_queue::{PacketQueue, PacketQueueCounts, WaitingPacket};
 pub use packet_source::PacketSource;
 pub use system_command::{SystemCommandError, ip_batch, nft, run_command};
 pub use tun_device::{TunBatch, TunDevice, TunError, TunWriter};

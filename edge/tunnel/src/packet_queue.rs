@@ -31,11 +31,20 @@ const EXPIRY: Duration = Duration::from_millis(500); // a guess: a call cannot u
 /// The bytes that a flow may send in its turn (RFC 8290 §5.2.3).
 const QUANTUM: i64 = 1_514;
 
-/// A flow with no more bytes than this has no standing queue.
-const ONE_PACKET: usize = 1_500;
-
 /// What a packet takes beside its bytes: its allocation, its entry, and a flow of its own if it is the only one.
 const PACKET_OVERHEAD_BYTES: usize = 384;
+
+/// A flow that occupies no more than this has no standing queue.
+const ONE_PACKET: usize = 1_500 + PACKET_OVERHEAD_BYTES;
+
+/// The most flows that are told apart (RFC 8290 §5.2.5); others share their turns.
+const FLOWS_MAX: u64 = 1024;
+
+/// The most packets that are dropped at once when the queue is full (RFC 8290 §4.1.3).
+const DROP_BATCH: usize = 64;
+
+/// The entries that a flow without packets keeps room for.
+const IDLE_ROOM: usize = 16;
 
 /// What happened to packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,6 +64,15 @@ impl PacketQueueCounts {
     pub fn dropped(&self) -> u64 {
         self.congested + self.overflowed + self.expired
     }
+}
+
+/// A packet that leaves the queue.
+#[derive(Debug, PartialEq, Eq)]
+pub struct WaitingPacket {
+    /// Its bytes.
+    pub packet: BytesMut,
+    /// For how long it may still wait.
+    pub left: Duration,
 }
 
 /// See the module.
@@ -122,16 +140,20 @@ impl CoDel {
 
 impl FlowPackets {
     /// The next packet, and whether CoDel may drop it.
-    fn take(&mut self, now: Instant, total: &mut usize) -> Option<(BytesMut, bool)> {
+    fn take(&mut self, now: Instant, total: &mut usize) -> Option<(WaitingPacket, bool)> {
         let Some((since, packet)) = self.waiting.pop_front() else {
             self.codel.above_since = None;
             return None;
         };
+        if self.waiting.is_empty() {
+            self.waiting.shrink_to(IDLE_ROOM);
+        }
         let cost = cost(&packet);
         self.bytes -= cost;
         *total -= cost;
         let may_drop = self.codel.may_drop(now, since, self.bytes);
-        Some((packet, may_drop))
+        let left = EXPIRY.saturating_sub(now.saturating_duration_since(since));
+        Some((WaitingPacket { packet, left }, may_drop))
     }
 
     fn forget_expired(&mut self, now: Instant, total: &mut usize) -> u64 {
@@ -151,39 +173,39 @@ impl FlowPackets {
         now: Instant,
         total: &mut usize,
         counts: &mut PacketQueueCounts,
-    ) -> Option<BytesMut> {
+    ) -> Option<WaitingPacket> {
         counts.expired += self.forget_expired(now, total);
-        let Some((mut packet, mut may_drop)) = self.take(now, total) else {
+        let Some((mut taken, mut may_drop)) = self.take(now, total) else {
             self.codel.is_dropping = false;
             return None;
         };
         if !self.codel.is_dropping {
             if !may_drop {
-                return Some(packet);
+                return Some(taken);
             }
             self.codel.begin_dropping(now);
-            if mark_congestion(&mut packet) {
+            if mark_congestion(&mut taken.packet) {
                 counts.marked += 1;
-                return Some(packet);
+                return Some(taken);
             }
             counts.congested += 1;
-            return self.take(now, total).map(|(packet, _)| packet);
+            return self.take(now, total).map(|(taken, _)| taken);
         }
         loop {
             let due = self.codel.next_drop.is_none_or(|next| now >= next);
             self.codel.is_dropping = may_drop;
             if !may_drop || !due {
-                return Some(packet);
+                return Some(taken);
             }
             self.codel.count += 1;
             let from = self.codel.next_drop.unwrap_or(now);
             self.codel.next_drop = Some(CoDel::control_law(from, self.codel.count));
-            if mark_congestion(&mut packet) {
+            if mark_congestion(&mut taken.packet) {
                 counts.marked += 1;
-                return Some(packet);
+                return Some(taken);
             }
             counts.congested += 1;
-            (packet, may_drop) = self.take(now, total)?;
+            (taken, may_drop) = self.take(now, total)?;
         }
     }
 }
@@ -219,7 +241,7 @@ impl PacketQueue {
 
     /// Adds a packet of IPv4 or IPv6.
     pub fn push(&mut self, now: Instant, packet: &[u8]) {
-        let key = self.hashing.hash_one(flow_of(packet));
+        let key = self.hashing.hash_one(flow_of(packet)) % FLOWS_MAX;
         let flow = self.flows.entry(key).or_insert_with(|| {
             self.new.push_back(key);
             FlowPackets {
@@ -238,12 +260,25 @@ impl PacketQueue {
         while self.bytes > self.bytes_max && self.drop_from_longest(now) {}
     }
 
-    /// Drops the oldest packet of the flow that occupies most. Returns whether there was one.
+    /// Drops the oldest packets of the flow that occupies most: half of them, and some dozens at most. Returns whether there
+    /// were any.
     pub fn drop_from_longest(&mut self, now: Instant) -> bool {
-        let longest = self.flows.values_mut().max_by_key(|flow| flow.bytes);
-        let dropped = longest.is_some_and(|flow| flow.take(now, &mut self.bytes).is_some());
-        self.counts.overflowed += u64::from(dropped);
-        dropped
+        let Some(longest) = self.flows.values_mut().max_by_key(|flow| flow.bytes) else {
+            return false;
+        };
+        let count = longest.waiting.len().div_ceil(2).min(DROP_BATCH);
+        for _ in 0..count {
+            longest.take(now, &mut self.bytes);
+        }
+        self.counts.overflowed += count as u64;
+        count > 0
+    }
+
+    /// Drops packets that have waited for too long.
+    pub fn forget_expired(&mut self, now: Instant) {
+        for flow in self.flows.values_mut() {
+            self.counts.expired += flow.forget_expired(now, &mut self.bytes);
+        }
     }
 
     /// Drops everything that waits, without counting it.
@@ -255,7 +290,7 @@ impl PacketQueue {
     }
 
     /// The packet whose turn it is.
-    pub fn pop(&mut self, now: Instant) -> Option<BytesMut> {
+    pub fn pop(&mut self, now: Instant) -> Option<WaitingPacket> {
         loop {
             let is_new = !self.new.is_empty();
             let turn = match is_new {
@@ -271,7 +306,7 @@ impl PacketQueue {
                 self.old.push_back(key);
                 continue;
             }
-            let Some(packet) = flow.pop(now, &mut self.bytes, &mut self.counts) else {
+            let Some(taken) = flow.pop(now, &mut self.bytes, &mut self.counts) else {
                 match is_new {
                     // Not forgotten at once, so that one that sends single packets is not always new.
                     true => self.old.push_back(key),
@@ -279,13 +314,13 @@ impl PacketQueue {
                 }
                 continue;
             };
-            flow.deficit -= packet.len() as i64;
+            flow.deficit -= taken.packet.len() as i64;
             let turn = match is_new {
                 true => &mut self.new,
                 false => &mut self.old,
             };
             turn.push_front(key);
-            return Some(packet);
+            return Some(taken);
         }
     }
 }
@@ -321,6 +356,7 @@ mod tests {
         let mut packet = vec![0x45, ecn, 0, 28, 0, 0, 0x40, 0, 64, 17, 0, 0];
         packet.extend([10, 83, 0, 2, 192, 0, 2, 1]);
         packet.extend(port.to_be_bytes());
+        packet.extend([0, 53]);
         packet.resize(bytes, number);
         packet
     }
@@ -329,17 +365,23 @@ mod tests {
         u16::from_be_bytes([packet[20], packet[21]])
     }
 
+    fn pop(queue: &mut PacketQueue, now: Instant) -> Option<BytesMut> {
+        queue.pop(now).map(|taken| taken.packet)
+    }
+
     #[test]
     fn a_short_flow_does_not_wait_behind_a_long_one() {
         let (mut queue, now) = (PacketQueue::new(1 << 20), Instant::now());
         for number in 0..100 {
             queue.push(now, &udp(1, number, 1_400, 0));
         }
-        assert_eq!(port_of(&queue.pop(now).unwrap()), 1);
+        assert_eq!(port_of(&pop(&mut queue, now).unwrap()), 1);
         queue.push(now, &udp(2, 0, 200, 0));
-        let next: Vec<u16> = (0..3).map(|_| port_of(&queue.pop(now).unwrap())).collect();
+        let next: Vec<u16> = (0..3)
+            .map(|_| port_of(&pop(&mut queue, now).unwrap()))
+            .collect();
         assert!(next.contains(&2), "{next:?}");
-        let rest = std::iter::from_fn(|| queue.pop(now)).count();
+        let rest = std::iter::from_fn(|| pop(&mut queue, now)).count();
         assert_eq!((rest, queue.bytes()), (97, 0));
         assert!(queue.is_empty() && queue.flows.is_empty());
         assert_eq!(queue.counts(), PacketQueueCounts::default());
@@ -354,7 +396,7 @@ mod tests {
         }
         let (mut bytes, mut last) = ([0, 0], [0, 0]);
         while bytes[0] < 14_000 {
-            let packet = queue.pop(now).unwrap();
+            let packet = pop(&mut queue, now).unwrap();
             let flow = usize::from(port_of(&packet) - 1);
             bytes[flow] += packet.len();
             assert!(packet[30] >= last[flow], "out of order");
@@ -387,7 +429,7 @@ mod tests {
                 sent.insert(number, now);
                 (number, owed) = (number + 1, owed - 1.0);
             }
-            if let Some(packet) = queue.pop(now)
+            if let Some(packet) = pop(&mut queue, now)
                 && ms > 1_000
             {
                 let number = u32::from_be_bytes(packet[40..44].try_into().unwrap());
@@ -411,21 +453,33 @@ mod tests {
 
     #[test]
     fn a_full_queue_drops_the_oldest_of_the_longest_flow() {
-        let (mut queue, now) = (
-            PacketQueue::new(20 * (1_400 + PACKET_OVERHEAD_BYTES)),
-            Instant::now(),
-        );
+        let cost = 1_400 + PACKET_OVERHEAD_BYTES;
+        let (mut queue, now) = (PacketQueue::new(20 * cost), Instant::now());
         queue.push(now, &udp(2, 7, 1_400, 0));
-        for number in 0..25 {
+        for number in 0..20 {
             queue.push(now, &udp(1, number, 1_400, 0));
         }
-        assert_eq!(queue.bytes(), 20 * (1_400 + PACKET_OVERHEAD_BYTES));
-        assert_eq!(queue.counts().overflowed, 6);
-        let left: Vec<(u16, u8)> = std::iter::from_fn(|| queue.pop(now))
+        assert_eq!((queue.bytes(), queue.counts().overflowed), (11 * cost, 10));
+        let left: Vec<(u16, u8)> = std::iter::from_fn(|| pop(&mut queue, now))
             .map(|packet| (port_of(&packet), packet[30]))
             .collect();
-        assert_eq!(left.len(), 20);
-        assert!(left.contains(&(2, 7)) && left.contains(&(1, 24)) && !left.contains(&(1, 5)));
+        let expected = (10..20).map(|number| (1, number)).chain([(2, 7)]);
+        let missing: Vec<_> = expected.filter(|one| !left.contains(one)).collect();
+        assert!(missing.is_empty() && left.len() == 11, "{left:?}");
+    }
+
+    #[test]
+    fn flows_that_come_and_go_leave_nothing_behind() {
+        let (mut queue, now) = (PacketQueue::new(100_000), Instant::now());
+        for port in 0..=u16::MAX {
+            queue.push(now, &udp(port, 0, 100, 0));
+        }
+        assert!(queue.flows.len() <= FLOWS_MAX as usize && queue.bytes() <= 100_000);
+        assert!(queue.new.len() + queue.old.len() <= FLOWS_MAX as usize);
+        queue.forget_expired(now + 501 * MS);
+        assert!(queue.is_empty() && queue.counts().expired > 0);
+        assert!(pop(&mut queue, now + 501 * MS).is_none());
+        assert!(queue.flows.is_empty() && queue.old.is_empty());
     }
 
     #[test]
@@ -433,9 +487,9 @@ mod tests {
         let (mut queue, now) = (PacketQueue::new(1 << 20), Instant::now());
         queue.push(now, &udp(1, 0, 100, 0));
         queue.push(now + 400 * MS, &udp(1, 1, 100, 0));
-        let packet = queue.pop(now + 501 * MS).unwrap();
+        let packet = pop(&mut queue, now + 501 * MS).unwrap();
         assert_eq!((packet[30], queue.counts().expired), (1, 1));
-        assert!(queue.pop(now + 501 * MS).is_none());
+        assert!(pop(&mut queue, now + 501 * MS).is_none());
     }
 
     #[test]
@@ -444,6 +498,6 @@ mod tests {
         for bytes in [&[][..], &[0x45], &[0x60; 30], &[0xff; 50]] {
             queue.push(now, bytes);
         }
-        assert_eq!(std::iter::from_fn(|| queue.pop(now)).count(), 4);
+        assert_eq!(std::iter::from_fn(|| pop(&mut queue, now)).count(), 4);
     }
 }

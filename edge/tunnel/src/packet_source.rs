@@ -4,7 +4,7 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use d2tp_driver::{Connection, DatagramSource, MemoryCharge, SourcedDatagram};
 use parking_lot::Mutex;
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
@@ -14,13 +14,13 @@ use tokio::time::sleep;
 use crate::PACKET_CONTEXT;
 use crate::capsules::packet_capsule;
 use crate::packet_pieces::split;
-use crate::packet_queue::{PacketQueue, PacketQueueCounts};
+use crate::packet_queue::{PacketQueue, PacketQueueCounts, WaitingPacket};
 
 /// The most that packets of one session occupy while they wait: 60 ms of 200 Mb/s.
 const QUEUE_BYTES_MAX: usize = 1536 * 1024; // a guess: several bursts of 64 KiB that a kernel hands over at once
 
-/// How long a packet that a session has taken waits for a path.
-const PACKET_EXPIRY: Duration = Duration::from_millis(500); // a guess: a call cannot use older ones
+/// The bytes of capsules that are written and not acknowledged at most: 9 Mb/s at a round trip of 60 ms.
+const CAPSULES_AHEAD_MAX: u64 = 64 * 1024; // a guess: half a second at 1 Mb/s
 
 /// How often it is asked whether packets that wait may leave as datagrams.
 const LOOK_EVERY: Duration = Duration::from_millis(20); // a guess: some packets of a call
@@ -37,8 +37,8 @@ pub struct PacketSource {
 #[derive(Debug)]
 struct SourceState {
     queue: PacketQueue,
-    /// The second piece of a packet that was split.
-    second: Option<Bytes>,
+    /// The second piece of a packet that was split, and for how long it may still wait.
+    second: Option<(Bytes, Duration)>,
     /// The number of the next packet that is split.
     number: u16,
     /// The memory of the packets.
@@ -68,7 +68,7 @@ impl PacketSource {
         for packet in packets {
             state.queue.push(now, packet);
         }
-        while !state.is_charged() && state.queue.drop_from_longest(now) {}
+        while !state.try_charge() && state.queue.drop_from_longest(now) {}
         let has_more = was_empty && !state.is_empty();
         drop(state);
         if has_more {
@@ -77,33 +77,43 @@ impl PacketSource {
         }
     }
 
-    /// Writes packets to the tunnel's own flow while no path of `connection` takes datagrams: on metered links, and there
-    /// as far as the flow is granted. Ends when the flow does.
+    /// Writes packets to the tunnel's own flow, whose id is `id`, while metered links are all that `connection` has: as far
+    /// as the flow is granted, and only so much ahead that a call waits for no long queue. Ends when the flow does.
     ///
     /// # Errors
     /// The flow's.
     pub async fn write_capsules(
         &self,
         connection: &Connection,
+        id: u64,
         flow: &mut (impl AsyncWrite + Unpin),
     ) -> io::Result<()> {
         loop {
-            self.added.notified().await;
-            loop {
-                if connection.carries_datagrams() {
-                    if self.state.lock().is_empty() {
-                        break;
-                    }
+            while self.holds_packets() {
+                let has_room = || {
+                    let ahead = connection.unacknowledged(id);
+                    ahead.is_some_and(|ahead| ahead < CAPSULES_AHEAD_MAX)
+                };
+                if !connection.is_metered() || !has_room() {
                     sleep(LOOK_EVERY).await;
                     continue;
                 }
-                let Some(packet) = self.state.lock().pop() else {
-                    break;
-                };
-                flow.write_all(&packet_capsule(&packet)).await?;
-                flow.flush().await?;
+                let waiting = self.state.lock().pop();
+                if let Some(WaitingPacket { packet, .. }) = waiting {
+                    flow.write_all(&packet_capsule(&packet)).await?;
+                    flow.flush().await?;
+                }
             }
+            self.added.notified().await;
         }
+    }
+
+    /// Whether packets wait that are not too old.
+    fn holds_packets(&self) -> bool {
+        let mut state = self.state.lock();
+        state.queue.forget_expired(Instant::now());
+        state.try_charge();
+        !state.is_empty()
     }
 
     /// Drops everything that waits.
@@ -111,7 +121,7 @@ impl PacketSource {
         let mut state = self.state.lock();
         state.queue.clear();
         state.second = None;
-        state.is_charged();
+        state.try_charge();
     }
 
     /// What happened to packets so far, and how many did not fit the session's paths.
@@ -127,16 +137,16 @@ impl SourceState {
     }
 
     /// The next whole packet.
-    fn pop(&mut self) -> Option<BytesMut> {
+    fn pop(&mut self) -> Option<WaitingPacket> {
         // Its first piece went another way, or nowhere.
         self.second = None;
-        let packet = self.queue.pop(Instant::now());
-        self.is_charged();
-        packet
+        let waiting = self.queue.pop(Instant::now());
+        self.try_charge();
+        waiting
     }
 
     /// Charges what the packets occupy now. False if there is no room for it.
-    fn is_charged(&mut self) -> bool {
+    fn try_charge(&mut self) -> bool {
         self.charge.try_resize(self.queue.bytes() as u64)
     }
 }
@@ -145,21 +155,21 @@ impl DatagramSource for PacketSource {
     fn next(&self, max: usize) -> Option<SourcedDatagram> {
         let mut state = self.state.lock();
         let state = &mut *state;
-        let datagram = |bytes| SourcedDatagram {
+        let datagram = |bytes, expiry| SourcedDatagram {
             context: PACKET_CONTEXT,
             bytes,
-            expiry: PACKET_EXPIRY,
+            expiry,
         };
-        if let Some(second) = state.second.take_if(|second| second.len() <= max) {
-            return Some(datagram(second));
+        if let Some((second, left)) = state.second.take_if(|(second, _)| second.len() <= max) {
+            return Some(datagram(second, left));
         }
         loop {
-            let packet = state.pop()?;
+            let WaitingPacket { packet, left } = state.pop()?;
             state.number = state.number.wrapping_add(1);
             match split(packet.freeze(), max, state.number) {
                 Ok((first, second)) => {
-                    state.second = second;
-                    return Some(datagram(first));
+                    state.second = second.map(|second| (second, left));
+                    return Some(datagram(first, left));
                 }
                 Err(_) => drop(self.too_long.fetch_add(1, Ordering::Relaxed)),
             }

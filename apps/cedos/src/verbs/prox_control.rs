@@ -18,6 +18,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::get::parse_rate;
+use super::log_levels::log_warnings;
 
 /// The state directory of a proxy that the system runs.
 const SYSTEM_STATE_DIR: &str = "/var/lib/cedos-prox";
@@ -338,6 +339,7 @@ pub async fn run(verb: ProxVerb) -> anyhow::Result<ExitCode> {
         ProxVerb::Reload(args) => reload(args).await?,
         ProxVerb::Drain(args) => drain(args).await?,
         ProxVerb::TunnelHelper(args) => {
+            log_warnings();
             cedos_prox::serve_tunnel_helper(&args.nets, args.owner).await?;
         }
     }

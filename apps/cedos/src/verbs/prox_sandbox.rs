@@ -23,7 +23,7 @@ const FREE_PORT_MIN: u16 = 1024; // net.ipv4.ip_unprivileged_port_start, unless 
 
 /// A sandbox that was entered.
 pub struct ProxSandbox {
-    /// What holds of it.
+    /// Which parts of the sandbox hold, and why others do not.
     pub report: SandboxReport,
     /// Who changes the system's network in place of this process; none without inner networks.
     pub tunnel_helper: Option<TunnelHelper>,

@@ -156,10 +156,12 @@ impl PacketCarrier {
         self.connection
             .send_replace(Some(tunnel.connection.clone()));
         let connection = tunnel.connection.clone();
-        let mut flow = tunnel.take_flow();
+        let (mut flow, flow_id) = (tunnel.take_flow(), tunnel.flow_id);
         let writing = async {
             match &mut flow {
-                Some(flow) => drop(self.source.write_capsules(&connection, flow).await),
+                Some(flow) => {
+                    drop(self.source.write_capsules(&connection, flow_id, flow).await);
+                }
                 None => std::future::pending().await,
             }
         };
@@ -167,6 +169,8 @@ impl PacketCarrier {
             () = self.receive_from(&mut tunnel, &connection) => {}
             () = writing => {}
         }
+        // Stale by the time there is another tunnel.
+        self.source.clear();
     }
 
     async fn receive_from(&self, tunnel: &mut PacketTunnel, connection: &Connection) {

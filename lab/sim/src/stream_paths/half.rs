@@ -4,7 +4,7 @@ use cedos_lab_link::{Span, Time};
 use d2tp_device::StreamFailure;
 
 use super::messages::{MessageKind, StreamMessageReader, packets};
-use super::packet_queue::PacketQueue;
+use super::packet_queue::StreamPacketQueue;
 use crate::tcp::{TcpConnection, TcpEnd};
 
 /// How long it may take until the WebSocket is accepted. // edge/stream
@@ -47,7 +47,7 @@ pub(crate) enum StreamEvent {
 #[derive(Debug)]
 pub(crate) struct StreamHalf {
     pub(crate) tcp: TcpConnection,
-    pub(crate) queue: PacketQueue,
+    pub(crate) queue: StreamPacketQueue,
     role: StreamRole,
     waits_for: Setup,
     reader: StreamMessageReader,
@@ -68,7 +68,7 @@ impl StreamHalf {
         };
         StreamHalf {
             tcp,
-            queue: PacketQueue::new(),
+            queue: StreamPacketQueue::new(),
             role,
             waits_for,
             reader: StreamMessageReader::default(),

@@ -44,7 +44,7 @@ struct Writing {
 
 /// The packets that wait for one stream.
 #[derive(Debug)]
-pub(crate) struct PacketQueue {
+pub(crate) struct StreamPacketQueue {
     batches: VecDeque<PacketRun>,
     writing: Option<Writing>,
     /// Bytes that wait or are being written.
@@ -57,9 +57,9 @@ pub(crate) struct PacketQueue {
     closing: bool,
 }
 
-impl PacketQueue {
-    pub(crate) fn new() -> PacketQueue {
-        PacketQueue {
+impl StreamPacketQueue {
+    pub(crate) fn new() -> StreamPacketQueue {
+        StreamPacketQueue {
             batches: VecDeque::new(),
             writing: None,
             bytes: 0,

@@ -1,10 +1,10 @@
 //! CONNECT-IP: IP packets beside a flow, in datagrams of the session, or in the flow itself.
 
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use d2tp_driver::{Connection, ContextInbox, Flow, FlowSettings};
+use d2tp_driver::{Connection, ContextInbox, Flow, FlowIo as _, FlowSettings};
 use d2tp_tunnel::CapsuleReader;
 use http::HeaderMap;
 use tokio::io::{AsyncWriteExt as _, ReadHalf, WriteHalf};
@@ -25,6 +25,8 @@ pub struct PacketTunnel {
     capsules: CapsuleReader,
     /// The flow, for packets to the proxy; none once it was taken.
     writing: Option<WriteHalf<Box<dyn ByteStream>>>,
+    /// The id of the flow.
+    pub flow_id: u64,
     number: u64,
     line: Arc<ProxySession>,
     /// The inner addresses of this device: the same for good.
@@ -97,12 +99,14 @@ impl ProxySession {
             lock(&self.flows).all.remove(&number);
             return Err(unavailable("this session has a tunnel already"));
         };
+        let flow_id = flow.lock().unwrap_or_else(PoisonError::into_inner).id();
         let fields = self.request_packet_tunnel(&mut io, &flow).await;
         let (reading, writing) = tokio::io::split(io);
         let mut opened = PacketTunnel {
             reading,
             capsules: CapsuleReader::default(),
             writing: Some(writing),
+            flow_id,
             number,
             line: self.clone(),
             addresses: Vec::new(),
