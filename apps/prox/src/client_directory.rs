@@ -320,3 +320,62 @@ fn put_part(all: &mut StoredClients, part: u16, newer: StoredClients) {
         all.clients.insert(key, client);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::client_store::ClientStore;
+    use crate::config::ProxConfig;
+    use crate::memory_notes::SharedNotes;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn node(notes: &Arc<SharedNotes>, name: &str) -> Arc<ClientStore> {
+        let shared: Arc<dyn SharedRecords> = notes.at(name);
+        Arc::new(ClientStore::open(&ProxConfig::default(), None, Some(shared)).unwrap())
+    }
+
+    fn enrol(at: &ClientStore, client: [u8; 32]) {
+        let (secret, _) = at.invite(None, HOUR).unwrap();
+        at.enrol(client, &secret, None).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_store_that_is_emptied_gets_its_clients_back_and_no_node_loses_them() {
+        let notes = Arc::new(SharedNotes::default());
+        let (a, b) = (node(&notes, "a"), node(&notes, "b"));
+        enrol(&a, [1; 32]);
+        b.follow_other_nodes().await.unwrap();
+        notes.empty();
+        for one in [&a, &b] {
+            one.follow_other_nodes().await.unwrap();
+            assert!(one.admits(&[1; 32]) && one.take_removed().is_empty());
+        }
+        enrol(&b, [2; 32]);
+        a.follow_other_nodes().await.unwrap();
+        assert!(a.admits(&[2; 32]) && node(&notes, "c").admits(&[1; 32]));
+        // Also where the change comes first.
+        notes.empty();
+        a.remove(&crate::show_key(&[1; 32])).unwrap();
+        b.follow_other_nodes().await.unwrap();
+        assert!(!b.admits(&[1; 32]) && b.admits(&[2; 32]));
+        assert_eq!(b.take_removed(), [[1; 32]]);
+    }
+
+    #[tokio::test]
+    async fn a_list_that_a_new_node_began_in_an_emptied_store_removes_no_client_elsewhere() {
+        let notes = Arc::new(SharedNotes::default());
+        let a = node(&notes, "a");
+        enrol(&a, [1; 32]);
+        notes.empty();
+        let new = node(&notes, "new");
+        enrol(&new, [2; 32]);
+        let refused = a.follow_other_nodes().await.unwrap_err().to_string();
+        assert!(refused.contains("restart this node"), "{refused}");
+        assert!(a.invite(None, HOUR).is_err());
+        assert!(a.admits(&[1; 32]) && a.take_removed().is_empty());
+        assert!(new.admits(&[2; 32]));
+    }
+}
