@@ -8,11 +8,15 @@
 //!                                             └── no: another node was faster ─▶ read, and change again
 //! ```
 //!
+//! The root is never removed. A node that knew one and finds none, or the root of another list, knows that the store has lost
+//! its data: it keeps the clients that it knows, and writes them back where there is no list.
+//!
 //! A change of any number of clients is one step: a client is enrolled and its invitation used up at the same moment, on
 //! all nodes. Clients are divided by the first byte of their keys, so that a change moves a small part of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use d2tp_driver::{JournalError, SharedRecords};
 use parking_lot::Mutex;
@@ -27,9 +31,16 @@ const INVITATIONS: u16 = 256;
 /// How often parts are looked for that another node replaces at this moment.
 const READ_TRIES: usize = 16; // a guess: each is one change of another node
 
+/// What is wrong with a store that has a list which began without this node.
+const OTHER_LIST: &str = "has lost the clients that this node knows, and another node has begun a new list there; to keep \
+    those of this node, remove the store's keys that begin with nC; to go on with the new list, restart this node";
+
 /// The root: which version of each part holds. A part without a version is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct DirectoryRoot {
+    /// What tells this list from one that began after the store had lost it; empty in one of an older version.
+    #[serde(default)]
+    list: String,
     parts: BTreeMap<u16, String>,
 }
 
@@ -39,6 +50,16 @@ struct DirectoryView {
     /// The root, as the store has it; none if there is none.
     raw: Option<Vec<u8>>,
     root: DirectoryRoot,
+}
+
+/// What became of the clients since a node read them last.
+#[derive(Debug)]
+pub(crate) enum DirectoryRead {
+    Same,
+    /// Another node has changed them.
+    Newer(StoredClients),
+    /// The store had them, and has none now.
+    Lost,
 }
 
 /// The result of writing a change.
@@ -54,6 +75,8 @@ pub(crate) enum DirectoryWrite {
 pub(crate) struct ClientDirectory {
     store: Arc<dyn SharedRecords>,
     view: Mutex<DirectoryView>,
+    /// Whether the log says that the store has another list.
+    is_other_list_logged: AtomicBool,
 }
 
 impl ClientDirectory {
@@ -61,6 +84,7 @@ impl ClientDirectory {
         ClientDirectory {
             store,
             view: Mutex::default(),
+            is_other_list_logged: AtomicBool::new(false),
         }
     }
 
@@ -73,33 +97,52 @@ impl ClientDirectory {
         Ok(now != self.view.lock().raw)
     }
 
-    /// Reads what has changed since `known` was read; `None` if nothing has. Blocks.
+    /// Reads what has changed since `known` was read. Blocks.
     ///
     /// # Errors
-    /// The store does not answer, or has what no node wrote.
-    pub(crate) fn read(
-        &self,
-        known: &StoredClients,
-    ) -> Result<Option<StoredClients>, JournalError> {
+    /// The store does not answer, or has what no node wrote, or another list than the one that was read.
+    pub(crate) fn read(&self, known: &StoredClients) -> Result<DirectoryRead, JournalError> {
         for _ in 0..READ_TRIES {
             let raw = self.store.note(ROOT)?;
-            let (before, is_same) = {
+            let (before, has_read, is_same) = {
                 let view = self.view.lock();
-                (view.root.clone(), view.raw == raw)
+                (view.root.clone(), view.raw.is_some(), view.raw == raw)
             };
             if is_same {
-                return Ok(None);
+                return Ok(DirectoryRead::Same);
             }
-            let root: DirectoryRoot = match &raw {
-                Some(raw) => serde_json::from_slice(raw).map_err(|_| self.damaged())?,
-                None => DirectoryRoot::default(),
+            // It is not the same: the one that was read is gone.
+            let Some(raw) = raw else {
+                return Ok(DirectoryRead::Lost);
             };
+            let root: DirectoryRoot = serde_json::from_slice(&raw).map_err(|_| self.damaged())?;
+            if has_read && root.list != before.list {
+                let error = self.error(OTHER_LIST);
+                if !self.is_other_list_logged.swap(true, Ordering::Relaxed) {
+                    tracing::error!(%error, "this node keeps the clients that it knows");
+                }
+                return Err(error);
+            }
+            self.is_other_list_logged.store(false, Ordering::Relaxed);
             if let Some(read) = self.read_parts(&before, &root, known)? {
+                let raw = Some(raw);
                 *self.view.lock() = DirectoryView { raw, root };
-                return Ok(Some(read));
+                return Ok(DirectoryRead::Newer(read));
             }
         }
         Err(self.error("changes all the time; try again"))
+    }
+
+    /// Writes `known` to a store that has lost it. The list remains the same one, so that other nodes go on with it. Blocks.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub(crate) fn write_back(&self, known: &StoredClients) -> Result<DirectoryWrite, JournalError> {
+        let root = DirectoryRoot {
+            list: self.view.lock().root.list.clone(),
+            parts: BTreeMap::new(),
+        };
+        self.write_from(None, root, &StoredClients::default(), known)
     }
 
     /// `known` with the parts that differ between two roots; `None` if one of them is gone, because the root has changed.
@@ -136,6 +179,19 @@ impl ClientDirectory {
             let view = self.view.lock();
             (view.root.clone(), view.raw.clone())
         };
+        if before.is_none() {
+            root.list = random_name();
+        }
+        self.write_from(before, root, known, newer)
+    }
+
+    fn write_from(
+        &self,
+        before: Option<Vec<u8>>,
+        mut root: DirectoryRoot,
+        known: &StoredClients,
+        newer: &StoredClients,
+    ) -> Result<DirectoryWrite, JournalError> {
         let (mut made, mut replaced) = (Vec::new(), Vec::new());
         for part in 0..=INVITATIONS {
             let text = text_of(newer, part);
@@ -144,10 +200,7 @@ impl ClientDirectory {
             }
             let old = match text {
                 Some(text) => {
-                    let version = format!(
-                        "{:016x}",
-                        getrandom::u64().expect("the system has randomness")
-                    );
+                    let version = random_name();
                     let name = name_of(part, &version);
                     self.store.replace_note(&name, None, Some(&text))?;
                     made.push((name, text));
@@ -195,6 +248,11 @@ impl ClientDirectory {
             cause: cause.to_owned(),
         }
     }
+}
+
+fn random_name() -> String {
+    let random = getrandom::u64().expect("the system has randomness");
+    format!("{random:016x}")
 }
 
 /// The name of a version of a part.
@@ -260,5 +318,64 @@ fn put_part(all: &mut StoredClients, part: u16, newer: StoredClients) {
     for (key, mut client) in newer.clients {
         client.seen_s = client.seen_s.max(seen.get(&key).copied().flatten());
         all.clients.insert(key, client);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::client_store::ClientStore;
+    use crate::config::ProxConfig;
+    use crate::memory_notes::SharedNotes;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn node(notes: &Arc<SharedNotes>, name: &str) -> Arc<ClientStore> {
+        let shared: Arc<dyn SharedRecords> = notes.at(name);
+        Arc::new(ClientStore::open(&ProxConfig::default(), None, Some(shared)).unwrap())
+    }
+
+    fn enrol(at: &ClientStore, client: [u8; 32]) {
+        let (secret, _) = at.invite(None, HOUR).unwrap();
+        at.enrol(client, &secret, None).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_store_that_is_emptied_gets_its_clients_back_and_no_node_loses_them() {
+        let notes = Arc::new(SharedNotes::default());
+        let (a, b) = (node(&notes, "a"), node(&notes, "b"));
+        enrol(&a, [1; 32]);
+        b.follow_other_nodes().await.unwrap();
+        notes.empty();
+        for one in [&a, &b] {
+            one.follow_other_nodes().await.unwrap();
+            assert!(one.admits(&[1; 32]) && one.take_removed().is_empty());
+        }
+        enrol(&b, [2; 32]);
+        a.follow_other_nodes().await.unwrap();
+        assert!(a.admits(&[2; 32]) && node(&notes, "c").admits(&[1; 32]));
+        // Also where the change comes first.
+        notes.empty();
+        a.remove(&crate::show_key(&[1; 32])).unwrap();
+        b.follow_other_nodes().await.unwrap();
+        assert!(!b.admits(&[1; 32]) && b.admits(&[2; 32]));
+        assert_eq!(b.take_removed(), [[1; 32]]);
+    }
+
+    #[tokio::test]
+    async fn a_list_that_a_new_node_began_in_an_emptied_store_removes_no_client_elsewhere() {
+        let notes = Arc::new(SharedNotes::default());
+        let a = node(&notes, "a");
+        enrol(&a, [1; 32]);
+        notes.empty();
+        let new = node(&notes, "new");
+        enrol(&new, [2; 32]);
+        let refused = a.follow_other_nodes().await.unwrap_err().to_string();
+        assert!(refused.contains("restart this node"), "{refused}");
+        assert!(a.invite(None, HOUR).is_err());
+        assert!(a.admits(&[1; 32]) && a.take_removed().is_empty());
+        assert!(new.admits(&[2; 32]));
     }
 }

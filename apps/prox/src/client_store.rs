@@ -22,7 +22,7 @@ use d2tp_driver::{Admission, HostKey, PublicKey, SharedRecords};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::client_directory::{ClientDirectory, DirectoryWrite};
+use crate::client_directory::{ClientDirectory, DirectoryRead, DirectoryWrite};
 use crate::client_limits::ClientLimits;
 use crate::client_records::{
     EnrolledClient, OpenInvitation, StoredClients, StoredInvitation, read_file, write_file,
@@ -42,7 +42,7 @@ const INVITATIONS_MAX: usize = 1_000; // a guess: 200 bytes each, and each reque
 const REMEMBERED: Duration = Duration::from_secs(24 * 3600);
 /// Characters of a client's name.
 const NAME_CHARS_MAX: usize = 64;
-/// How often a change is tried that other nodes forestall.
+/// How often a change is tried while other nodes make theirs.
 const CHANGE_TRIES: usize = 32; // a guess: each is one change of another node
 /// How long a change waits until the server applies it.
 const APPLIED_WITHIN: Duration = Duration::from_secs(2);
@@ -55,7 +55,7 @@ struct ClientStoreState {
     /// Clients that were removed and whose sessions have not been ended.
     removed: Vec<HostKey>,
     /// Clients whose limits another node changed, and to which they have not been applied.
-    relimited: Vec<HostKey>,
+    limits_changed: Vec<HostKey>,
 }
 
 /// The clients of a proxy.
@@ -101,7 +101,10 @@ impl ClientStore {
                 );
             }
             let read = directory.read(&StoredClients::default());
-            stored = read.map_err(io::Error::other)?.unwrap_or_default();
+            stored = match read.map_err(io::Error::other)? {
+                DirectoryRead::Newer(read) => read,
+                DirectoryRead::Same | DirectoryRead::Lost => StoredClients::default(),
+            };
         }
         Ok(ClientStore {
             path,
@@ -436,7 +439,7 @@ impl ClientStore {
                         Ok(_) => directory.write(&known, &stored),
                         Err(_) => Ok(DirectoryWrite::Outdated),
                     };
-                    let written = written.map_err(ClientStoreError::StoreAway)?;
+                    let written = written.map_err(ClientStoreError::StoreUnreachable)?;
                     if written == DirectoryWrite::Outdated {
                         if self.take_changes_of_others(directory)? || changed.is_ok() {
                             continue;
@@ -455,12 +458,16 @@ impl ClientStore {
             self.replace(stored);
             return changed;
         }
-        Err(ClientStoreError::Forestalled.into())
+        Err(ClientStoreError::Contended.into())
     }
 
     /// Replaces what is known, after it was written.
-    fn replace(&self, mut stored: StoredClients) {
-        let mut state = self.state.lock();
+    fn replace(&self, stored: StoredClients) {
+        Self::replace_in(&mut self.state.lock(), stored);
+        self.changes.send_modify(|n| *n += 1);
+    }
+
+    fn replace_in(state: &mut ClientStoreState, mut stored: StoredClients) {
         for client in stored.clients.values_mut() {
             // Clients were seen while it was written.
             let meanwhile = state.stored.clients.get(&client.key);
@@ -468,8 +475,6 @@ impl ClientStore {
             client.seen_s = client.seen_s.max(meanwhile);
         }
         state.stored = stored;
-        drop(state);
-        self.changes.send_modify(|n| *n += 1);
     }
 
     /// Takes what other nodes have changed. Returns whether they have changed anything. [`ClientStore::writing`] is held.
@@ -480,9 +485,22 @@ impl ClientStore {
         let known = self.state.lock().stored.clone();
         let read = directory
             .read(&known)
-            .map_err(ClientStoreError::StoreAway)?;
-        let Some(newer) = read else {
-            return Ok(false);
+            .map_err(ClientStoreError::StoreUnreachable)?;
+        let newer = match read {
+            DirectoryRead::Newer(newer) => newer,
+            DirectoryRead::Same => return Ok(false),
+            DirectoryRead::Lost => {
+                let written = directory.write_back(&known);
+                let written = written.map_err(ClientStoreError::StoreUnreachable)?;
+                if written == DirectoryWrite::Written {
+                    tracing::error!(
+                        clients = known.clients.len(),
+                        invitations = known.invitations.len(),
+                        "the store has lost its list of clients; this node has written back what it knows"
+                    );
+                }
+                return Ok(true);
+            }
         };
         let mut state = self.state.lock();
         let is_gone = |key: &&HostKey| !newer.clients.contains_key(*key);
@@ -493,11 +511,14 @@ impl ClientStore {
                 .map_or_else(ClientLimits::default, |client| client.limits)
         };
         let has_other = |key: &&HostKey| limits_of(&known, key) != limits_of(&newer, key);
-        let relimited: Vec<HostKey> = newer.clients.keys().filter(has_other).copied().collect();
+        let limits_changed: Vec<HostKey> =
+            newer.clients.keys().filter(has_other).copied().collect();
         state.removed.extend(removed);
-        state.relimited.extend(relimited);
+        state.limits_changed.extend(limits_changed);
+        // In the same step: who loses its session is not admitted any more.
+        Self::replace_in(&mut state, newer);
         drop(state);
-        self.replace(newer);
+        self.changes.send_modify(|n| *n += 1);
         Ok(true)
     }
 
@@ -510,7 +531,7 @@ impl ClientStore {
             return Ok(());
         };
         let is_outdated = directory.is_outdated().await;
-        if !is_outdated.map_err(ClientStoreError::StoreAway)? {
+        if !is_outdated.map_err(ClientStoreError::StoreUnreachable)? {
             return Ok(());
         }
         let store = self.clone();
@@ -525,9 +546,9 @@ impl ClientStore {
     }
 
     /// The limits of clients that other nodes changed since the last call.
-    pub(crate) fn take_relimited(&self) -> Vec<(HostKey, ClientLimits)> {
+    pub(crate) fn take_limits_changed(&self) -> Vec<(HostKey, ClientLimits)> {
         let mut state = self.state.lock();
-        let changed = std::mem::take(&mut state.relimited);
+        let changed = std::mem::take(&mut state.limits_changed);
         let clients = &state.stored.clients;
         let limits = changed.into_iter().map(|key| {
             let own = clients.get(&key).map(|client| client.limits);

@@ -39,9 +39,9 @@ pub enum ClientStoreError {
     #[error(
         "{0}; once it answers, see in `cedos prox client list` what has changed, and try again"
     )]
-    StoreAway(JournalError),
+    StoreUnreachable(JournalError),
     #[error("other nodes change clients all the time; try again")]
-    Forestalled,
+    Contended,
 }
 
 impl From<ClientStoreError> for ProxRefusal {

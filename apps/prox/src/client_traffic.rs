@@ -411,12 +411,16 @@ impl TrafficTable {
         (state.month, bytes)
     }
 
-    /// Counts what a client transferred at other nodes in this month.
-    pub(crate) fn add_elsewhere(&self, client: &HostKey, bytes: MonthBytes) {
+    /// Counts what a client transferred at other nodes in a month, unless that is over.
+    pub(crate) fn add_elsewhere(&self, client: &HostKey, month: Month, bytes: MonthBytes) {
         if bytes == MonthBytes::default() {
             return;
         }
         let traffic = self.of(*client);
+        let state = self.state.lock();
+        if state.month != month {
+            return;
+        }
         traffic.add(TrafficDirection::Down, bytes.down);
         traffic.add(TrafficDirection::Up, bytes.up);
     }

@@ -114,6 +114,26 @@ pub enum ControlRequest {
     TakeOver,
 }
 
+impl ControlRequest {
+    /// Whether it needs the clients of all nodes.
+    fn is_about_clients(&self) -> bool {
+        match self {
+            ControlRequest::Invite { .. }
+            | ControlRequest::Invitations
+            | ControlRequest::Withdraw { .. }
+            | ControlRequest::Clients
+            | ControlRequest::Client { .. }
+            | ControlRequest::Rename { .. }
+            | ControlRequest::Limit { .. }
+            | ControlRequest::Remove { .. } => true,
+            ControlRequest::Status
+            | ControlRequest::Reload
+            | ControlRequest::Drain { .. }
+            | ControlRequest::TakeOver => false,
+        }
+    }
+}
+
 /// Why a request to a proxy was not carried out.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // Each variant's message is its documentation.
@@ -244,7 +264,9 @@ async fn carry_out(
 ) -> Result<Value, String> {
     let clients = prox.clients().clone();
     let asked = prox.clone();
-    prox.follow_other_nodes().await;
+    if request.is_about_clients() {
+        prox.follow_other_nodes().await;
+    }
     let looked_up = match &request {
         ControlRequest::Clients => {
             let enrolled = clients.enrolled().into_iter().map(|client| client.key);

@@ -120,13 +120,15 @@ impl Prox {
         loop {
             let change = *changes.borrow_and_update();
             let is_inviting = clients.is_inviting();
+            // Before the question who is admitted: who was removed later is ended at the next turn.
+            let removed = clients.take_removed();
             server.set_admission(clients.admission());
             server.set_unadmitted_max(if is_inviting { ENROLLING_MAX } else { 0 });
-            for client in clients.take_removed() {
+            for client in removed {
                 server.end_client(PublicKey(client));
                 self.discard_client(client);
             }
-            for (client, own) in clients.take_relimited() {
+            for (client, own) in clients.take_limits_changed() {
                 self.apply_client_limits(client, own);
             }
             clients.on_applied(change);

@@ -36,7 +36,7 @@
 //!  origins     origin · origin_pool · dial · egress · tls · bucket_http
 //!  facts       request · request_head · answer · flow_report · flow_memo · range · refusal · config
 //!              stream_flow · address_key · key_text · invitation · private_file
-//!              packet_filter · inner_addresses · client_traffic · client_records · client_store_error · client_limits · token_bucket · counters
+//!              packet_filter · inner_addresses · client_traffic · client_records · client_store_error · client_limits · usage_note · token_bucket · counters
 //! ```
 //!
 //! [`run`] serves a [`FlowListener`]; [`serve_flow`] serves one flow. `docs/proxy.md` lists every
@@ -80,6 +80,8 @@ mod key_text;
 mod listener;
 mod mailbox;
 mod mailbox_table;
+#[cfg(test)]
+mod memory_notes;
 mod metadata_services;
 mod metered_flow;
 mod metrics;
@@ -120,6 +122,7 @@ mod upload;
 mod upload_delivery;
 mod upload_sender;
 mod upload_table;
+mod usage_note;
 
 pub use access_log::{AccessDetail, check_access_log};
 pub use acme::{ACME_DIRECTORY_DEFAULT, AcmeError, AcmeOptions, keep_certificate};

@@ -6,6 +6,7 @@
 //! ```
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use d2tp_driver::HostKey;
@@ -37,7 +38,7 @@ impl Prox {
         );
         let telling = tokio::spawn(telling);
         loop {
-            // A store that is away says so in its own log.
+            // The store's own log says that it is unreachable, and the list's what became of it.
             let _ = self.clients.follow_other_nodes().await;
             tokio::select! {
                 () = sleep(LOOK_EVERY) => {}
@@ -71,9 +72,18 @@ impl Prox {
         let Some(usage) = &self.usage else {
             return;
         };
-        let reads = clients
-            .into_iter()
-            .map(|client| usage.read(client, &self.traffic));
+        let is_unreachable = AtomicBool::new(false);
+        let reads = clients.into_iter().map(|client| {
+            let is_unreachable = &is_unreachable;
+            async move {
+                // After a failure no more are tried.
+                if !is_unreachable.load(Ordering::Relaxed)
+                    && !usage.read(client, &self.traffic).await
+                {
+                    is_unreachable.store(true, Ordering::Relaxed);
+                }
+            }
+        });
         let mut reads = stream::iter(reads).buffer_unordered(READS_AT_ONCE);
         while reads.next().await.is_some() {}
     }
