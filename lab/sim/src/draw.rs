@@ -180,10 +180,6 @@ impl Draw {
         writeln!(out, "seed = {seed}\nduration_s = 120")?;
         let streams = self.chance(0.5);
         writeln!(out, "streams = {streams}")?;
-        let silence_s = match streams {
-            true => STREAM_SILENCE_S_MAX,
-            false => SILENCE_S_MAX,
-        };
         let silent = [
             ("udp_blocked = true", "udp_blocked = false"),
             ("dead = true", "dead = false"),
@@ -193,6 +189,11 @@ impl Draw {
             ("loss_up = 1", "loss_up = 0"),
         ];
         let (begins, ends) = self.one_of(&silent);
+        // Only where UDP is blocked does a stream carry anything.
+        let silence_s = match streams && begins == "udp_blocked = true" {
+            true => STREAM_SILENCE_S_MAX,
+            false => SILENCE_S_MAX,
+        };
         let from_s = match self.chance(0.4) {
             true => 0.0,
             false => self.between(0.2, 12.0),

@@ -12,7 +12,7 @@ const RECEIVE_BYTES_MAX: u64 = 6 << 20;
 /// How long an ACK waits for another segment. // Linux's TCP_DELACK_MIN
 const ACK_DELAY: Span = Span::from_millis(40);
 /// The most SACK blocks beside timestamps.
-const SACKS_MAX: usize = 3;
+pub(super) const SACKS_MAX: usize = 3;
 
 /// The receiving half of a connection.
 #[derive(Debug, Default)]

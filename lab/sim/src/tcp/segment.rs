@@ -12,6 +12,8 @@ const TIMESTAMP_BYTES: usize = 12;
 const SYN_OPTION_BYTES: usize = 8;
 /// Bytes of the SACK option without blocks, padded, and of each block. // RFC 2018
 const SACK_BYTES: (usize, usize) = (4, 8);
+/// What the most SACK blocks take.
+pub(super) const SACK_BYTES_MAX: usize = SACK_BYTES.0 + SACK_BYTES.1 * super::receiver::SACKS_MAX;
 /// Bytes of headers that every segment with data has beside those of IP.
 pub(crate) const DATA_HEADER_BYTES: usize = HEADER_BYTES + TIMESTAMP_BYTES;
 

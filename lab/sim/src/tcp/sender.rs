@@ -8,6 +8,7 @@
 //!  before that, after 2 RTT without an ACK: the last segment again, so that RACK has its answer
 //! ```
 
+use super::segment::SACK_BYTES_MAX;
 use std::collections::VecDeque;
 
 use cedos_lab_link::{Span, Time};
@@ -126,9 +127,15 @@ pub(crate) struct TcpSender {
     waiting_since: Option<Time>,
 }
 
+/// The data in a segment of this size beside the SACK blocks that it may carry. Linux makes only those segments smaller that
+/// carry some.
+fn data_bytes(segment_bytes: usize) -> u64 {
+    segment_bytes.saturating_sub(SACK_BYTES_MAX).max(1) as u64
+}
+
 impl TcpSender {
     pub(crate) fn new(segment_bytes: usize) -> TcpSender {
-        let segment_bytes = segment_bytes as u64;
+        let segment_bytes = data_bytes(segment_bytes);
         TcpSender {
             data: VecDeque::new(),
             una: 0,
@@ -156,7 +163,7 @@ impl TcpSender {
 
     /// The largest segment that the peer accepts, once it is known, before anything is sent.
     pub(crate) fn set_segment_bytes(&mut self, bytes: usize) {
-        self.segment_bytes = self.segment_bytes.min(bytes as u64);
+        self.segment_bytes = self.segment_bytes.min(data_bytes(bytes));
         self.window = WINDOW_INITIAL_SEGMENTS * self.segment_bytes;
     }
 
@@ -331,7 +338,7 @@ impl TcpSender {
 
     /// Handles that segments of this size are too large for the path, after one was refused.
     pub(crate) fn on_too_big(&mut self, segment_bytes: usize) {
-        self.segment_bytes = self.segment_bytes.min(segment_bytes as u64).max(1);
+        self.segment_bytes = self.segment_bytes.min(data_bytes(segment_bytes));
         let max = self.segment_bytes;
         for range in &mut self.sent {
             if range.is_in_flight() && range.length() > max {
