@@ -8,12 +8,11 @@
 //!  before that, after 2 RTT without an ACK: the last segment again, so that RACK has its answer
 //! ```
 
-use super::segment::SACK_BYTES_MAX;
 use std::collections::VecDeque;
 
 use cedos_lab_link::{Span, Time};
 
-use super::segment::ModelSegment;
+use super::segment::{ModelSegment, SACK_BYTES_MAX};
 
 /// The initial window in segments. // RFC 6928
 const WINDOW_INITIAL_SEGMENTS: u64 = 10;
