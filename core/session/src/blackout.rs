@@ -80,8 +80,8 @@ impl SessionPath {
         let recovery = &self.recovery;
         if self.is_stream() {
             // R-STREAM-3: the connection repeats what is lost by itself, which also makes round trips vary. Until the
-            // path counts as silent there is neither back-off nor a margin for that, or it would count so much
-            // later than a second after the first probe.
+            // path counts as silent there is neither back-off nor a margin for that: otherwise it would count as silent
+            // only seconds after the first probe.
             let share = STREAM_SILENCE_MIN.divided(u64::from(PROBES_BEFORE_SILENT));
             if self.state != PathState::Silent {
                 let twice = recovery.return_rtt().smoothed().times(2);
