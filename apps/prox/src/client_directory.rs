@@ -133,16 +133,25 @@ impl ClientDirectory {
         Err(self.error("changes all the time; try again"))
     }
 
-    /// Writes `known` to a store that has lost it. The list remains the same one, so that other nodes go on with it. Blocks.
+    /// Writes `known` to a store that has lost it, unless another node was faster. The list remains the same one, so that
+    /// other nodes go on with it. Blocks.
     ///
     /// # Errors
     /// The store does not answer.
-    pub(crate) fn write_back(&self, known: &StoredClients) -> Result<DirectoryWrite, JournalError> {
+    pub(crate) fn write_back(&self, known: &StoredClients) -> Result<(), JournalError> {
         let root = DirectoryRoot {
             list: self.view.lock().root.list.clone(),
             parts: BTreeMap::new(),
         };
-        self.write_from(None, root, &StoredClients::default(), known)
+        let written = self.write_from(None, root, &StoredClients::default(), known)?;
+        if written == DirectoryWrite::Written {
+            tracing::error!(
+                clients = known.clients.len(),
+                invitations = known.invitations.len(),
+                "the store has lost its list of clients; this node has written back what it knows"
+            );
+        }
+        Ok(())
     }
 
     /// `known` with the parts that differ between two roots; `None` if one of them is gone, because the root has changed.

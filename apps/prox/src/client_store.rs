@@ -491,14 +491,7 @@ impl ClientStore {
             DirectoryRead::Same => return Ok(false),
             DirectoryRead::Lost => {
                 let written = directory.write_back(&known);
-                let written = written.map_err(ClientStoreError::StoreUnreachable)?;
-                if written == DirectoryWrite::Written {
-                    tracing::error!(
-                        clients = known.clients.len(),
-                        invitations = known.invitations.len(),
-                        "the store has lost its list of clients; this node has written back what it knows"
-                    );
-                }
+                written.map_err(ClientStoreError::StoreUnreachable)?;
                 return Ok(true);
             }
         };

@@ -89,8 +89,9 @@ impl MonthCount {
 
     /// Takes what a note of the month has.
     fn take_note(&mut self, note: &UsageNote, run: &str) {
-        if note.of_run(run).is_some() {
+        if let Some(entry) = note.of_run(run) {
             self.is_in_note = true;
+            self.sent = each(self.sent, entry, u64::max);
         } else if self.is_in_note {
             let told = each(self.folded, self.sent, u64::saturating_add);
             self.folded = match covers(note.base(), told) {
@@ -190,6 +191,8 @@ struct NoteChange {
     month: Month,
     /// Whether it has bytes of this process.
     has_own: bool,
+    /// What had been sent before, which is so again if the store does not take the note.
+    sent_before: MonthBytes,
 }
 
 /// What this node tells of itself: that it runs.
@@ -410,6 +413,7 @@ impl SharedUsage {
                 self.on_written(client, change);
                 return Ok(());
             }
+            self.on_contended(client, &change);
             self.read_and_merge(client, traffic).await?;
         }
         // Told with the next bytes.
@@ -433,6 +437,17 @@ impl SharedUsage {
         if known.age == change.age {
             known.age += 1;
             known.raw = Some(change.after);
+        }
+    }
+
+    /// Records that the store has another note, and did not take this one.
+    fn on_contended(&self, client: HostKey, change: &NoteChange) {
+        let mut clients = self.clients.lock();
+        let count = clients
+            .get_mut(&client)
+            .and_then(|known| known.count.as_mut());
+        if let Some(count) = count.filter(|count| count.month == change.month) {
+            count.sent = change.sent_before;
         }
     }
 
@@ -483,6 +498,7 @@ impl SharedUsage {
             return None;
         }
         note.seen_s = Some(unix_seconds());
+        let sent_before = count.sent;
         if has_own {
             count.sent = each(count.sent, own, u64::max);
         }
@@ -493,6 +509,7 @@ impl SharedUsage {
             age: known.age,
             month,
             has_own,
+            sent_before,
         })
     }
 

@@ -36,7 +36,7 @@ pub(crate) struct UsageNote {
     pub(crate) month: Month,
     /// The base: bytes to the client that processes counted which run no more.
     down: u64,
-    /// As `down`, from the client.
+    /// The base: bytes from the client that processes counted which run no more.
     up: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) seen_s: Option<u64>,

@@ -1,3 +1,5 @@
+use d2tp_driver::RecordStore as _;
+
 use super::*;
 use crate::client_limits::ClientLimitTable;
 use crate::config::ProxConfig;
