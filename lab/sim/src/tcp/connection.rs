@@ -9,7 +9,7 @@
 use cedos_lab_link::{Span, Time};
 
 use super::receiver::TcpReceiver;
-use super::segment::ModelSegment;
+use super::segment::{ModelSegment, sack_bytes};
 use super::sender::TcpSender;
 
 /// The pause after the first SYN, doubled each time. // RFC 6298 §2.1
@@ -255,7 +255,8 @@ impl TcpConnection {
             TcpState::SynSent | TcpState::SynReceived => return None,
             TcpState::Open => {}
         }
-        if let Some((seq, bytes, fin)) = self.sender.poll(now) {
+        let sack_bytes = sack_bytes(self.receiver.sacks().len());
+        if let Some((seq, bytes, fin)) = self.sender.poll(now, sack_bytes) {
             (segment.seq, segment.bytes, segment.fin) = (seq, bytes, fin);
         } else if self.receiver.ack_at().is_none_or(|at| at > now) {
             return None;

@@ -12,7 +12,7 @@ const RECEIVE_BYTES_MAX: u64 = 6 << 20;
 /// How long an ACK waits for another segment. // Linux's TCP_DELACK_MIN
 const ACK_DELAY: Span = Span::from_millis(40);
 /// The most SACK blocks beside timestamps.
-pub(super) const SACKS_MAX: usize = 3;
+const SACKS_MAX: usize = 3;
 
 /// The receiving half of a connection.
 #[derive(Debug, Default)]
@@ -152,7 +152,7 @@ impl TcpReceiver {
     }
 
     /// The range with the newest segment, then the last ranges.
-    fn sacks(&self) -> Vec<Range<u64>> {
+    pub(super) fn sacks(&self) -> Vec<Range<u64>> {
         let mut ranges: Vec<Range<u64>> = Vec::new();
         for (seq, bytes) in &self.beyond {
             let end = seq + bytes.len() as u64;

@@ -12,8 +12,6 @@ const TIMESTAMP_BYTES: usize = 12;
 const SYN_OPTION_BYTES: usize = 8;
 /// Bytes of the SACK option without blocks, padded, and of each block. // RFC 2018
 const SACK_BYTES: (usize, usize) = (4, 8);
-/// What the most SACK blocks take.
-pub(super) const SACK_BYTES_MAX: usize = SACK_BYTES.0 + SACK_BYTES.1 * super::receiver::SACKS_MAX;
 /// Bytes of headers that every segment with data has beside those of IP.
 pub(crate) const DATA_HEADER_BYTES: usize = HEADER_BYTES + TIMESTAMP_BYTES;
 
@@ -60,10 +58,14 @@ impl ModelSegment {
     /// The size in bytes without the header of IP.
     pub(crate) fn size(&self) -> usize {
         let syn = self.syn.map_or(0, |_| SYN_OPTION_BYTES);
-        let sacks = match self.sacks.len() {
-            0 => 0,
-            blocks => SACK_BYTES.0 + SACK_BYTES.1 * blocks,
-        };
-        DATA_HEADER_BYTES + syn + sacks + self.bytes.len()
+        DATA_HEADER_BYTES + syn + sack_bytes(self.sacks.len()) + self.bytes.len()
+    }
+}
+
+/// The bytes of this many SACK blocks, which leave less room for data.
+pub(super) fn sack_bytes(blocks: usize) -> usize {
+    match blocks {
+        0 => 0,
+        blocks => SACK_BYTES.0 + SACK_BYTES.1 * blocks,
     }
 }

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 
 use cedos_lab_link::{Span, Time};
 
-use super::segment::{ModelSegment, SACK_BYTES_MAX};
+use super::segment::ModelSegment;
 
 /// The initial window in segments. // RFC 6928
 const WINDOW_INITIAL_SEGMENTS: u64 = 10;
@@ -126,15 +126,9 @@ pub(crate) struct TcpSender {
     waiting_since: Option<Time>,
 }
 
-/// The data in a segment of this size beside the SACK blocks that it may carry. Linux makes only those segments smaller that
-/// carry some.
-fn data_bytes(segment_bytes: usize) -> u64 {
-    segment_bytes.saturating_sub(SACK_BYTES_MAX).max(1) as u64
-}
-
 impl TcpSender {
     pub(crate) fn new(segment_bytes: usize) -> TcpSender {
-        let segment_bytes = data_bytes(segment_bytes);
+        let segment_bytes = segment_bytes as u64;
         TcpSender {
             data: VecDeque::new(),
             una: 0,
@@ -162,7 +156,7 @@ impl TcpSender {
 
     /// The largest segment that the peer accepts, once it is known, before anything is sent.
     pub(crate) fn set_segment_bytes(&mut self, bytes: usize) {
-        self.segment_bytes = self.segment_bytes.min(data_bytes(bytes));
+        self.segment_bytes = self.segment_bytes.min(bytes as u64);
         self.window = WINDOW_INITIAL_SEGMENTS * self.segment_bytes;
     }
 
@@ -337,7 +331,7 @@ impl TcpSender {
 
     /// Handles that segments of this size are too large for the path, after one was refused.
     pub(crate) fn on_too_big(&mut self, segment_bytes: usize) {
-        self.segment_bytes = self.segment_bytes.min(data_bytes(segment_bytes));
+        self.segment_bytes = self.segment_bytes.min(segment_bytes as u64).max(1);
         let max = self.segment_bytes;
         for range in &mut self.sent {
             if range.is_in_flight() && range.length() > max {
@@ -420,9 +414,11 @@ impl TcpSender {
 
     // ---- sending ----
 
-    /// The next range to send now, and its bytes.
-    pub(crate) fn poll(&mut self, now: Time) -> Option<(u64, Vec<u8>, bool)> {
-        let (seq, end) = self.poll_lost(now).or_else(|| self.poll_new(now))?;
+    /// The next range to send now, and its bytes, in a segment with so many bytes of SACK blocks.
+    pub(crate) fn poll(&mut self, now: Time, sack_bytes: usize) -> Option<(u64, Vec<u8>, bool)> {
+        let most = self.segment_bytes.saturating_sub(sack_bytes as u64).max(1);
+        let lost = self.poll_lost(now, most);
+        let (seq, end) = lost.or_else(|| self.poll_new(now, most))?;
         self.last_sent_at = now;
         self.waiting_since.get_or_insert(now);
         let fin = self.fin_at.is_some_and(|fin| fin < end);
@@ -432,11 +428,11 @@ impl TcpSender {
         Some((seq, bytes, fin))
     }
 
-    fn poll_lost(&mut self, now: Time) -> Option<(u64, u64)> {
+    fn poll_lost(&mut self, now: Time, most: u64) -> Option<(u64, u64)> {
         let at = self.sent.iter().position(|range| range.lost)?;
         let range = self.sent[at];
         let probe = self.probed && at + 1 == self.sent.len();
-        let length = range.length().min(self.segment_bytes);
+        let length = range.length().min(most);
         if self.in_flight > 0 && self.in_flight + length > self.window && !probe {
             return None;
         }
@@ -456,9 +452,9 @@ impl TcpSender {
         Some((range.seq, end))
     }
 
-    fn poll_new(&mut self, now: Time) -> Option<(u64, u64)> {
+    fn poll_new(&mut self, now: Time, most: u64) -> Option<(u64, u64)> {
         let written = self.una + self.data.len() as u64;
-        let length = written.saturating_sub(self.next).min(self.segment_bytes);
+        let length = written.saturating_sub(self.next).min(most);
         let length = length.min(self.window_end.saturating_sub(self.next));
         let all = self.next + length == written;
         let fin = all && self.fin_at.is_some_and(|fin| self.next <= fin);

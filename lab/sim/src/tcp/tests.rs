@@ -5,7 +5,7 @@ use cedos_lab_link::{
     TcpPassage, Time,
 };
 
-use super::segment::ModelSegment;
+use super::segment::{DATA_HEADER_BYTES, ModelSegment};
 use super::{TcpConnection, TcpEnd};
 
 const SEGMENT_BYTES: usize = 1_448;
@@ -74,6 +74,8 @@ impl TestPair {
             while (self.knows || way == LinkDirection::Up)
                 && let Some(segment) = end.poll(self.now)
             {
+                let fits = segment.size() <= DATA_HEADER_BYTES + SEGMENT_BYTES;
+                assert!(segment.bytes.is_empty() || fits, "{} bytes", segment.size());
                 let size = (HEADER_BYTES + segment.size()) as u32;
                 self.link.push(way, self.now, size, segment);
             }
@@ -278,4 +280,17 @@ fn a_smaller_path_is_filled_with_smaller_segments() {
         assert!(pair.step(s(60)));
     }
     assert_eq!((largest, pair.received), (500, content(100_000)));
+}
+
+#[test]
+fn segments_that_carry_sack_blocks_have_less_room_for_data() {
+    let lossy = link(|profile| profile.loss = at_random(0.03));
+    let mut pair = TestPair::new(1, &lossy);
+    pair.open();
+    pair.server.write(&content(400_000));
+    pair.device.write(&content(400_000));
+    while pair.received.len() < 400_000 {
+        assert!(pair.step(s(90)));
+    }
+    assert_eq!(pair.received, content(400_000));
 }
