@@ -7,9 +7,9 @@
 //!  otherwise the limits are set to what is charged, and of a new connection to the least
 //! ```
 //!
-//! The kernel holds what it has promised to take, so its limits are charged, not what is in the buffers. Both
-//! grow by this process's reads and writes alone, after which they are compared: a connection that nobody reads
-//! stays as it is.
+//! The kernel holds what it has promised to take, so its limits are charged, not what is in the buffers. They are
+//! compared after this process has read or written: that is when the kernel enlarges a receive buffer as a rule. A send
+//! buffer may grow as the peer acknowledges, and is compared with the next bytes.
 
 use std::io;
 use std::os::fd::AsFd;
