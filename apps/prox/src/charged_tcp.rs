@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!  new: what the kernel gives a new socket
-//!   │ bytes move: the kernel enlarges the buffers ─▶ charged too, while the client uses less than a third
-//!   ▼                                                of its part: what is left is for many small connections
+//!   │ bytes move: the kernel enlarges the buffers ─▶ charged too, while the client uses less than a third of its
+//!   ▼                                                part, and all of the whole: the rest is for small connections
 //!  otherwise the limits are set to what is charged, and of a new connection to the least
 //! ```
 //!
@@ -26,7 +26,7 @@ use tokio::net::TcpStream;
 /// connections that a client may have fit into what is left then. Smaller: fewer bytes in a round trip.
 const RECEIVE_BYTES_MIN: u64 = 112 * 1024; // a guess: what the kernel begins with, and a little less
 const SEND_BYTES_MIN: u64 = 16 * 1024; // a guess: a record of TLS
-/// The part of a client's memory that connections may use with larger buffers.
+/// The part of a client's memory, and of all clients', that connections may use with larger buffers.
 const LARGE_PART: u64 = 3;
 /// The bytes that are read or written between two comparisons. Larger: more is held beyond what is charged when
 /// the memory is used up. Smaller: more system calls.
@@ -73,11 +73,13 @@ impl ChargedTcp {
         &self.tcp
     }
 
-    /// Charges larger limits, if the client uses little enough of its memory.
+    /// Charges larger limits, if the client, and all together, use little enough of their memory.
     fn grow(&mut self, limits: KernelBuffers) -> bool {
         let more = limits.max().saturating_sub(self.memory.bytes());
         let (used, room) = (self.account.used(), self.account.room());
-        let fits = used + more <= used.saturating_add(room) / LARGE_PART;
+        let (of_all, max) = self.account.used_by_all();
+        let fits = used + more <= used.saturating_add(room) / LARGE_PART
+            && of_all + more <= max / LARGE_PART;
         let fits = fits && self.memory.try_resize(limits.max());
         if fits {
             self.limits = limits;
@@ -239,6 +241,18 @@ mod tests {
         assert!(pool.used() <= 48 << 20, "{}", pool.used());
         drop(all);
         assert_eq!(pool.used(), 0);
+    }
+
+    #[tokio::test]
+    async fn large_buffers_of_some_clients_leave_room_for_the_connections_of_many() {
+        let pool = MemoryPool::new(256 << 20);
+        let mut all = Vec::new();
+        for number in 0..600_u16 {
+            let mut key = [0; 32];
+            key[..2].copy_from_slice(&number.to_be_bytes());
+            all.extend(connections(1, &pool.account(PublicKey(key))).await);
+        }
+        assert_eq!(all.len(), 600);
     }
 
     #[tokio::test]

@@ -154,6 +154,14 @@ impl MemoryAccount {
         self.0.as_ref().map_or(u64::MAX, |account| account.room())
     }
 
+    /// The number of bytes charged to all keys, and the most that may be.
+    pub fn used_by_all(&self) -> (u64, u64) {
+        self.0.as_ref().map_or((0, u64::MAX), |account| {
+            let pool = &account.pool;
+            (pool.used.load(Ordering::Relaxed), pool.max)
+        })
+    }
+
     /// The number of bytes charged to this key.
     pub fn used(&self) -> u64 {
         self.0
