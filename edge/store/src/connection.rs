@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, RedisError, cmd};
 
-use crate::scripts::{SCRIPTS, StoreScript};
+use crate::scripts::{SCRIPTS, ScriptEffect, StoreScript};
 
 /// How long the store may take for an answer. A store that takes longer counts as away.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2); // a guess
@@ -22,7 +22,7 @@ const FENCE_FOR: Duration = Duration::from_secs(30 * 24 * 3600);
 /// What is known of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreHealth {
-    /// The store answered last.
+    /// The store answered last, and takes records.
     Ready,
     /// The store cannot be reached, or does not answer.
     Away,
@@ -143,6 +143,18 @@ impl StoreConnection {
         }
     }
 
+    /// Notes that the store answered. What a full store or a replica answers, too, shows nothing about that.
+    fn note_answer(&self, effect: ScriptEffect) {
+        let is_shown = match self.health() {
+            StoreHealth::Full => effect == ScriptEffect::Writes,
+            StoreHealth::ReadOnly => effect != ScriptEffect::Reads,
+            StoreHealth::Ready | StoreHealth::Away | StoreHealth::Faulty => true,
+        };
+        if is_shown {
+            self.note_health(StoreHealth::Ready, "");
+        }
+    }
+
     fn in_words(&self, error: &RedisError) -> JournalError {
         let health = StoreHealth::of(error);
         self.note_health(health, &error.to_string());
@@ -247,7 +259,7 @@ impl StoreConnection {
                     last = Some(self.error("was emptied, or another process has this one's name"));
                 }
                 Ok(answer) => {
-                    self.note_health(StoreHealth::Ready, "");
+                    self.note_answer(script.effect);
                     return Ok(answer);
                 }
                 Err(error) => {

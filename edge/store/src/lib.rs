@@ -704,6 +704,10 @@ impl StoreInner {
                 LEASE.as_millis().to_string().into_bytes(),
             ],
         };
+        if self.connection.health() == StoreHealth::Full {
+            // Tells whether it has room again, should nothing else be written.
+            let _ = self.connection.call(&SCRIPTS.lease_with_room, &call).await;
+        }
         let answer = self.connection.call(&SCRIPTS.lease, &call).await?;
         match answer.first().map(Vec::as_slice) {
             Some(b"ok") => Ok(true),

@@ -19,17 +19,43 @@
 
 use std::sync::LazyLock;
 
+/// What a script does to the store, and therefore which stores take it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ScriptEffect {
+    /// The script only reads: a replica and a full store run it, too.
+    Reads,
+    /// The script writes no more than it removes, or very little: a full store runs it, and a replica does not.
+    NeedsNoRoom,
+    /// The script adds to the store: only one runs it that is neither full nor a replica.
+    Writes,
+}
+
+impl ScriptEffect {
+    fn flags(self) -> &'static str {
+        match self {
+            ScriptEffect::Reads => " flags=no-writes",
+            ScriptEffect::NeedsNoRoom => " flags=allow-oom",
+            ScriptEffect::Writes => "",
+        }
+    }
+}
+
 /// A script and its digest, by which it is called.
 pub(crate) struct StoreScript {
+    pub(crate) effect: ScriptEffect,
     pub(crate) text: String,
     pub(crate) digest: String,
 }
 
 impl StoreScript {
-    fn new(flags: &str, body: &str) -> StoreScript {
-        let text = format!("#!lua{flags}\n{body}");
+    fn new(effect: ScriptEffect, body: &str) -> StoreScript {
+        let text = format!("#!lua{}\n{body}", effect.flags());
         let digest = redis::Script::new(&text).get_hash().to_owned();
-        StoreScript { text, digest }
+        StoreScript {
+            effect,
+            text,
+            digest,
+        }
     }
 }
 
@@ -222,32 +248,35 @@ pub(crate) struct StoreScripts {
     pub(crate) hold_alone: StoreScript,
     pub(crate) let_go: StoreScript,
     pub(crate) lease: StoreScript,
+    /// The script `lease` without leave to run in a full store: its answer tells whether there is room.
+    pub(crate) lease_with_room: StoreScript,
     pub(crate) connect: StoreScript,
 }
 
 /// All scripts, compiled once.
 pub(crate) static SCRIPTS: LazyLock<StoreScripts> = LazyLock::new(|| {
-    const FULL: &str = " flags=allow-oom";
+    use ScriptEffect::{NeedsNoRoom, Reads, Writes};
     let commit = [FENCE, OWNER, UNREFER, NOW, COMMIT].concat();
     let note = [FENCE, REPLACE_NOTE].concat();
     StoreScripts {
-        look_up: StoreScript::new(" flags=no-writes", &[NOW, LOOK_UP].concat()),
-        claim: StoreScript::new("", &[FENCE, NOW, CLAIM].concat()),
-        commit: StoreScript::new("", &commit),
-        commit_removals: StoreScript::new(FULL, &commit),
-        sweep: StoreScript::new(FULL, &[FENCE, UNREFER, NOW, SWEEP].concat()),
-        replace_note: StoreScript::new("", &note),
-        remove_note: StoreScript::new(FULL, &note),
-        hold: StoreScript::new("", &[FENCE, HOLD].concat()),
-        hold_alone: StoreScript::new("", &[FENCE, HOLD_ALONE].concat()),
-        let_go: StoreScript::new(FULL, &[FENCE, LET_GO].concat()),
-        lease: StoreScript::new(FULL, &[FENCE, LEASE].concat()),
-        connect: StoreScript::new(FULL, CONNECT),
+        look_up: StoreScript::new(Reads, &[NOW, LOOK_UP].concat()),
+        claim: StoreScript::new(Writes, &[FENCE, NOW, CLAIM].concat()),
+        commit: StoreScript::new(Writes, &commit),
+        commit_removals: StoreScript::new(NeedsNoRoom, &commit),
+        sweep: StoreScript::new(NeedsNoRoom, &[FENCE, UNREFER, NOW, SWEEP].concat()),
+        replace_note: StoreScript::new(Writes, &note),
+        remove_note: StoreScript::new(NeedsNoRoom, &note),
+        hold: StoreScript::new(Writes, &[FENCE, HOLD].concat()),
+        hold_alone: StoreScript::new(Writes, &[FENCE, HOLD_ALONE].concat()),
+        let_go: StoreScript::new(NeedsNoRoom, &[FENCE, LET_GO].concat()),
+        lease: StoreScript::new(NeedsNoRoom, &[FENCE, LEASE].concat()),
+        lease_with_room: StoreScript::new(Writes, &[FENCE, LEASE].concat()),
+        connect: StoreScript::new(NeedsNoRoom, CONNECT),
     }
 });
 
 impl StoreScripts {
-    pub(crate) fn all(&self) -> [&StoreScript; 12] {
+    pub(crate) fn all(&self) -> [&StoreScript; 13] {
         [
             &self.look_up,
             &self.claim,
@@ -260,6 +289,7 @@ impl StoreScripts {
             &self.hold_alone,
             &self.let_go,
             &self.lease,
+            &self.lease_with_room,
             &self.connect,
         ]
     }

@@ -3,6 +3,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use cedos_lab_rig::redis::RedisServer;
@@ -177,7 +178,18 @@ fn a_full_store_takes_removals_only_and_nothing_in_part() {
     end.sessions.insert(key(2), None);
     a.commit(&end).unwrap();
     assert_eq!(read(&a, 2), None);
+    assert_eq!(
+        a.health(),
+        StoreHealth::Full,
+        "it has answered, and is full"
+    );
     redis.set_full(false);
+    // It is asked now and then, should there be nothing to write.
+    a.begin();
+    while a.health() != StoreHealth::Ready {
+        // sleep: the thread of the store asks by itself
+        std::thread::sleep(Duration::from_millis(10));
+    }
     assert!(a.commit(&batch).unwrap().lost.is_empty());
     assert_eq!(read(&a, 1).as_deref(), Some("no"));
 }
