@@ -8,8 +8,9 @@
 //!                                             └── no: another node was faster ─▶ read, and change again
 //! ```
 //!
-//! The root is never removed. A node that knew one and finds none, or the root of another list, knows that the store has lost
-//! its data: it keeps the clients that it knows, and writes them back where there is no list.
+//! The root is never removed, and each change makes its number greater. A node that knew one and finds none, one with a
+//! smaller number, or the root of another list, knows that the store has lost its data, or its last changes: it keeps the
+//! clients that it knows, and writes them back where there is no list or an older one.
 //!
 //! A change of any number of clients is one step: a client is enrolled and its invitation used up at the same moment, on
 //! all nodes. Clients are divided by the first byte of their keys, so that a change moves a small part of them.
@@ -41,6 +42,9 @@ struct DirectoryRoot {
     /// What tells this list from one that began after the store had lost it; empty in one of an older version.
     #[serde(default)]
     list: String,
+    /// How many changes the list has had; zero in one of an older version.
+    #[serde(default)]
+    changes: u64,
     parts: BTreeMap<u16, String>,
 }
 
@@ -58,8 +62,8 @@ pub(crate) enum DirectoryRead {
     Same,
     /// Another node has changed them.
     Newer(StoredClients),
-    /// The store had them, and has none now.
-    Lost,
+    /// The store had them, and has none now, or an older list: this root.
+    Lost(Option<Vec<u8>>),
 }
 
 /// The result of writing a change.
@@ -113,7 +117,7 @@ impl ClientDirectory {
             }
             // It is not the same: the one that was read is gone.
             let Some(raw) = raw else {
-                return Ok(DirectoryRead::Lost);
+                return Ok(DirectoryRead::Lost(None));
             };
             let root: DirectoryRoot = serde_json::from_slice(&raw).map_err(|_| self.damaged())?;
             if has_read && root.list != before.list {
@@ -124,6 +128,9 @@ impl ClientDirectory {
                 return Err(error);
             }
             self.is_other_list_logged.store(false, Ordering::Relaxed);
+            if root.changes < before.changes {
+                return Ok(DirectoryRead::Lost(Some(raw)));
+            }
             if let Some(read) = self.read_parts(&before, &root, known)? {
                 let raw = Some(raw);
                 *self.view.lock() = DirectoryView { raw, root };
@@ -133,22 +140,37 @@ impl ClientDirectory {
         Err(self.error("changes all the time; try again"))
     }
 
-    /// Writes `known` to a store that has lost it, unless another node was faster. The list remains the same one, so that
-    /// other nodes go on with it. Blocks.
+    /// Writes `known` to a store that has lost it and has the root `there` instead, if any, unless another node was faster.
+    /// The list remains the same one, so that other nodes go on with it. Blocks.
     ///
     /// # Errors
     /// The store does not answer.
-    pub(crate) fn write_back(&self, known: &StoredClients) -> Result<(), JournalError> {
-        let root = DirectoryRoot {
-            list: self.view.lock().root.list.clone(),
-            parts: BTreeMap::new(),
+    pub(crate) fn write_back(
+        &self,
+        there: Option<Vec<u8>>,
+        known: &StoredClients,
+    ) -> Result<(), JournalError> {
+        let older: DirectoryRoot = match &there {
+            Some(raw) => serde_json::from_slice(raw).map_err(|_| self.damaged())?,
+            None => DirectoryRoot::default(),
         };
-        let written = self.write_from(None, root, &StoredClients::default(), known)?;
+        let root = {
+            let view = self.view.lock();
+            DirectoryRoot {
+                list: view.root.list.clone(),
+                changes: view.root.changes,
+                parts: BTreeMap::new(),
+            }
+        };
+        let written = self.write_from(there, root, &StoredClients::default(), known)?;
         if written == DirectoryWrite::Written {
+            for (part, version) in &older.parts {
+                self.remove(&name_of(*part, version));
+            }
             tracing::error!(
                 clients = known.clients.len(),
                 invitations = known.invitations.len(),
-                "the store has lost its list of clients; this node has written back what it knows"
+                "the store has lost its list of clients, or the last changes of it; this node has written back what it knows"
             );
         }
         Ok(())
@@ -219,6 +241,7 @@ impl ClientDirectory {
             };
             replaced.extend(old.map(|version| name_of(part, &version)));
         }
+        root.changes += 1;
         let raw = serde_json::to_vec(&root).expect("plain data");
         let is_written = self
             .store
@@ -371,6 +394,39 @@ mod tests {
         b.follow_other_nodes().await.unwrap();
         assert!(!b.admits(&[1; 32]) && b.admits(&[2; 32]));
         assert_eq!(b.take_removed(), [[1; 32]]);
+    }
+
+    #[tokio::test]
+    async fn a_store_that_goes_back_to_an_older_list_lets_no_removed_client_in_again() {
+        let notes = Arc::new(SharedNotes::default());
+        let (a, b) = (node(&notes, "a"), node(&notes, "b"));
+        enrol(&a, [1; 32]);
+        enrol(&a, [2; 32]);
+        let older = notes.copy();
+        a.remove(&crate::show_key(&[1; 32])).unwrap();
+        enrol(&a, [3; 32]);
+        b.follow_other_nodes().await.unwrap();
+        // Another server takes the store's place, which had not heard of the last changes.
+        notes.become_copy(&older);
+        for one in [&b, &a] {
+            one.follow_other_nodes().await.unwrap();
+            assert!(!one.admits(&[1; 32]) && one.admits(&[2; 32]) && one.admits(&[3; 32]));
+        }
+        let new = node(&notes, "new");
+        assert!(!new.admits(&[1; 32]) && new.admits(&[3; 32]));
+        // Also where a change comes first, and without what the older list named.
+        notes.become_copy(&older);
+        enrol(&a, [4; 32]);
+        b.follow_other_nodes().await.unwrap();
+        assert!(!b.admits(&[1; 32]) && b.admits(&[3; 32]) && b.admits(&[4; 32]));
+        let root: DirectoryRoot = serde_json::from_slice(&notes.get(ROOT).unwrap()).unwrap();
+        let named = root
+            .parts
+            .iter()
+            .map(|(part, version)| name_of(*part, version));
+        let mut all: Vec<Vec<u8>> = named.chain([ROOT.to_vec()]).collect();
+        all.sort();
+        assert_eq!(notes.names_with(ROOT), all);
     }
 
     #[tokio::test]

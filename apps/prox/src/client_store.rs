@@ -103,7 +103,7 @@ impl ClientStore {
             let read = directory.read(&StoredClients::default());
             stored = match read.map_err(io::Error::other)? {
                 DirectoryRead::Newer(read) => read,
-                DirectoryRead::Same | DirectoryRead::Lost => StoredClients::default(),
+                DirectoryRead::Same | DirectoryRead::Lost(_) => StoredClients::default(),
             };
         }
         Ok(ClientStore {
@@ -489,8 +489,8 @@ impl ClientStore {
         let newer = match read {
             DirectoryRead::Newer(newer) => newer,
             DirectoryRead::Same => return Ok(false),
-            DirectoryRead::Lost => {
-                let written = directory.write_back(&known);
+            DirectoryRead::Lost(there) => {
+                let written = directory.write_back(there, &known);
                 written.map_err(ClientStoreError::StoreUnreachable)?;
                 return Ok(true);
             }

@@ -44,6 +44,28 @@ impl SharedNotes {
         self.notes.lock().clear();
     }
 
+    /// Everything, as it is now.
+    pub(crate) fn copy(&self) -> HashMap<Vec<u8>, Vec<u8>> {
+        self.notes.lock().clone()
+    }
+
+    /// Goes back to a copy.
+    pub(crate) fn become_copy(&self, copy: &HashMap<Vec<u8>, Vec<u8>>) {
+        self.notes.lock().clone_from(copy);
+    }
+
+    /// The names that begin with `prefix`, sorted.
+    pub(crate) fn names_with(&self, prefix: &[u8]) -> Vec<Vec<u8>> {
+        let notes = self.notes.lock();
+        let mut names: Vec<_> = notes
+            .keys()
+            .filter(|name| name.starts_with(prefix))
+            .cloned()
+            .collect();
+        names.sort();
+        names
+    }
+
     pub(crate) fn put(&self, name: &[u8], value: &[u8]) {
         self.notes.lock().insert(name.to_vec(), value.to_vec());
     }
