@@ -9,6 +9,7 @@
 //!  serial devices                      pseudo-terminals, with a rate     serial.rs
 //!  redis-server                        killed, paused, filled             redis.rs
 //!  tests that need the machine         beside each other, or alone       share.rs
+//!  waiting for a processor             how long processes did             processor_wait.rs
 //!  waiting for a condition             with a limit                      wait.rs
 //! ```
 //!
@@ -19,6 +20,7 @@ pub mod browser;
 pub mod bus;
 pub mod namespace;
 pub mod origin;
+pub mod processor_wait;
 pub mod program;
 pub mod redis;
 pub mod serial;

@@ -1,0 +1,72 @@
+//! How long processes waited for a processor: what a busy machine adds to a span of time.
+//!
+//! A test of a bound in real time subtracts it, so that the bound stays what it is on an idle machine, where processes
+//! hardly wait, and the test does not fail because other programs run.
+
+use std::time::Duration;
+
+use nix::unistd::Pid;
+
+/// The time that processes had waited for a processor at some moment.
+#[must_use]
+pub struct ProcessorWait {
+    pids: Vec<Pid>,
+    before: Duration,
+}
+
+impl ProcessorWait {
+    /// Begins to watch this process and `others`, with all of their threads.
+    pub fn of(others: &[Pid]) -> ProcessorWait {
+        let mut pids = vec![Pid::this()];
+        pids.extend(others);
+        let before = waited(&pids);
+        ProcessorWait { pids, before }
+    }
+
+    /// How long they have waited for a processor since, all threads together.
+    pub fn so_far(&self) -> Duration {
+        waited(&self.pids).saturating_sub(self.before)
+    }
+}
+
+/// The time that threads of processes were ready to run, and did not. It is zero for processes that have ended.
+fn waited(pids: &[Pid]) -> Duration {
+    let threads = pids
+        .iter()
+        .filter_map(|pid| std::fs::read_dir(format!("/proc/{pid}/task")).ok())
+        .flat_map(|all| all.flatten());
+    let nanoseconds = threads.filter_map(|thread| {
+        // Time on a processor, time in a queue for one, and how often it ran.
+        let text = std::fs::read_to_string(thread.path().join("schedstat")).ok()?;
+        text.split(' ').nth(1)?.parse::<u64>().ok()
+    });
+    Duration::from_nanos(nanoseconds.sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn threads_that_share_processors_wait_for_them() {
+        let wait = ProcessorWait::of(&[]);
+        let count = 4 * std::thread::available_parallelism().unwrap().get();
+        let until = Instant::now() + Duration::from_millis(200);
+        let counted: Duration = std::thread::scope(|scope| {
+            let spin = || {
+                while Instant::now() < until {
+                    std::hint::spin_loop();
+                }
+                // Threads that have ended are not counted any more.
+                wait.so_far()
+            };
+            let all: Vec<_> = (0..count).map(|_| scope.spawn(spin)).collect();
+            let ended = all.into_iter().map(|thread| thread.join().unwrap());
+            ended.max().unwrap()
+        });
+        // Three of four threads wait at any time.
+        assert!(counted > Duration::from_millis(200), "{counted:?}");
+    }
+}
