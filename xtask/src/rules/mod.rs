@@ -5,14 +5,17 @@
 //!                              └▶ tokens ──▶ doc_comments · sleeps · unsafe_code · foreign_data
 //!  packaging/systemd/*.service ──▶ units
 //!  docs/protocol.md, docs/security.md ──▶ protocol · promises
+//!  *.md, `--help` of our programs ──▶ documented_commands
 //! ```
 //!
 //! Each count has a ceiling ([`CEILINGS`]), which may be lowered but never raised.
 
 mod circles;
 mod doc_comments;
+mod documented_commands;
 mod folders;
 mod foreign_data;
+mod program_help;
 mod promises;
 mod protocol;
 mod sleeps;
@@ -29,6 +32,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use circles::Circle;
+use program_help::ProgramHelp;
 use sleeps::Sleep;
 use sources::Sources;
 use units::UnitExposure;
@@ -36,7 +40,7 @@ use unsafe_code::UnsafeCode;
 
 /// The current maximum of each count: a change that lowers a count lowers its number here, and no
 /// number is ever raised. The aim is 3 for the circle of files and 0 for the others.
-const CEILINGS: [(&str, usize); 8] = [
+const CEILINGS: [(&str, usize); 9] = [
     ("folder_rule_breaches", 0),
     ("unused_dependencies", 0),
     ("largest_file_circle", 3),
@@ -45,6 +49,7 @@ const CEILINGS: [(&str, usize); 8] = [
     ("sleeps_without_reason", 0),
     ("unsafe_code_without_reason", 0),
     ("parsers_that_reach_out", 0),
+    ("documented_commands_that_do_not_exist", 0),
 ];
 
 /// Options of the verb `rules`.
@@ -83,6 +88,9 @@ struct RulesReport {
     sleeps: Vec<Sleep>,
     unsafe_code: UnsafeCode,
     reaching_parsers: Vec<String>,
+    missing_commands: Vec<String>,
+    /// Whether our programs were there, so that their options could be looked up.
+    options_were_read: bool,
     units: Option<Vec<UnitExposure>>,
     protocol: Result<String>,
 }
@@ -90,6 +98,7 @@ struct RulesReport {
 impl RulesReport {
     fn read(root: &Path) -> Result<Self> {
         let sources = Sources::read(root)?;
+        let help = ProgramHelp::of(&sources.programs);
         Ok(Self {
             folder_breaches: folders::check(&sources),
             unused: unused::check(&sources),
@@ -100,6 +109,8 @@ impl RulesReport {
             sleeps: sleeps::check(&sources),
             unsafe_code: unsafe_code::count(&sources),
             reaching_parsers: foreign_data::check(&sources),
+            missing_commands: documented_commands::check(root, &sources, help.as_ref())?,
+            options_were_read: help.is_some(),
             units: units::check(root)?,
             protocol: documents(root),
         })
@@ -115,7 +126,7 @@ impl RulesReport {
     }
 
     /// Each count by its name, in the order of [`CEILINGS`].
-    fn counts(&self) -> [usize; 8] {
+    fn counts(&self) -> [usize; 9] {
         [
             self.folder_breaches.len(),
             self.unused.len(),
@@ -125,6 +136,7 @@ impl RulesReport {
             self.sleeps_without_reason().len(),
             self.unsafe_code.without_reason.len(),
             self.reaching_parsers.len(),
+            self.missing_commands.len(),
         ]
     }
 
@@ -191,6 +203,9 @@ impl RulesReport {
             "unsafe_code_without_reason_list": self.unsafe_code.without_reason,
             "parsers_that_reach_out": self.reaching_parsers.len(),
             "parsers_that_reach_out_list": self.reaching_parsers,
+            "documented_commands_that_do_not_exist": self.missing_commands.len(),
+            "documented_commands_that_do_not_exist_list": self.missing_commands,
+            "documented_options_were_read": self.options_were_read,
             "unit_exposure": self.units.as_ref().map(|units| units.iter().map(UnitExposure::to_json).collect::<Vec<_>>()),
             "protocol_rules": protocol,
             "ceilings": ceilings,
@@ -216,7 +231,7 @@ impl RulesReport {
             })
             .collect();
         let bare = self.sleeps_without_reason();
-        let findings: [&[String]; 8] = [
+        let findings: [&[String]; 9] = [
             &self.folder_breaches,
             &self.unused,
             &circles,
@@ -225,6 +240,7 @@ impl RulesReport {
             &bare,
             &self.unsafe_code.without_reason,
             &self.reaching_parsers,
+            &self.missing_commands,
         ];
         for (((name, ceiling), count), found) in CEILINGS.iter().zip(self.counts()).zip(findings) {
             let words = name.replace('_', " ");
@@ -240,6 +256,11 @@ impl RulesReport {
         let shipped: usize = self.unsafe_code.shipped.values().sum();
         let in_tests = self.unsafe_code.in_tests;
         println!("unsafe code: {shipped} places, and {in_tests} in tests and the laboratory");
+        if !self.options_were_read {
+            println!(
+                "skipped: the options in documents, for the programs are not built (cargo test --workspace --no-run)"
+            );
+        }
         match &self.units {
             Some(units) => units.iter().for_each(|unit| println!("{unit}")),
             None => {

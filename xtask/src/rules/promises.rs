@@ -35,7 +35,7 @@ pub fn check(root: &Path, rules: &BTreeSet<String>) -> Result<String> {
 }
 
 /// Names of functions that follow a `#[test]`, `#[tokio::test]` or stand in `proptest!`.
-fn tests_of(source: &str) -> Vec<String> {
+pub(super) fn tests_of(source: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut marked = false;
     for line in source.lines().map(str::trim) {

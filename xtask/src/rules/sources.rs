@@ -27,6 +27,8 @@ pub struct Sources {
     pub packages: Vec<WorkspacePackage>,
     /// Every `.rs` file of the repository, by its path from the top folder.
     pub files: BTreeMap<String, SourceFile>,
+    /// The folder of programs that were built for tests; they need not be there.
+    pub programs: PathBuf,
 }
 
 /// A file and its tokens.
@@ -146,6 +148,8 @@ impl Sources {
             let name = path.strip_prefix(root)?.to_string_lossy().into_owned();
             files.insert(name, text);
         }
+        let built = metadata["target_directory"].as_str();
+        let programs = Path::new(built.context("no target folder")?).join("debug");
         let mut packages = packages(&metadata, root)?;
         let mut test_files = BTreeSet::new();
         let mut product_files = BTreeSet::new();
@@ -173,7 +177,11 @@ impl Sources {
                 Ok((name, SourceFile { text, tokens }))
             })
             .collect::<Result<_>>()?;
-        Ok(Self { packages, files })
+        Ok(Self {
+            packages,
+            files,
+            programs,
+        })
     }
 }
 

@@ -97,6 +97,7 @@ mod tests {
         count(&Sources {
             packages: Vec::new(),
             files,
+            programs: std::path::PathBuf::new(),
         })
     }
 
