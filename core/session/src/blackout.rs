@@ -18,7 +18,7 @@ use d2tp_time::{Span, Time};
 use d2tp_wire::{Frame, PathStatus, ReasonCode, WireWriter};
 
 use crate::flow::SessionFlow;
-use crate::path::{PathState, SessionPath};
+use crate::path::{PathState, SessionPath, want};
 use crate::recovery::{PROBE_INTERVAL_SLOW_MAX, WindowRestore};
 use crate::sent_packet::{SentFrame, SentPacket};
 use crate::session::{Session, on_frame_fate, say};
@@ -47,8 +47,8 @@ const ONE_WAY_TIMEOUTS: u64 = 4;
 const ONE_WAY_MIN: Span = Span::from_millis(500); // a guess: twice what an ACK may wait for
 /// A pause in the packets of a device that counts as an outage: a device probes every 2 s at least.
 const HOLE_MIN: Span = Span::from_secs(3);
-/// How long packets that arrive on a path that was one-way prove nothing. Higher: a device that
-/// does not report that it receives again waits longer. Lower: more is sent and lost.
+/// How long packets that arrive on a path that was one-way prove nothing to a server, and how often a device asks at once
+/// because of them. Higher: a device that does not report that it receives again waits longer. Lower: more is sent and lost.
 const ONE_WAY_MAX: Span = Span::from_secs(10); // a guess
 /// The longest PATH_STATUS frame.
 const STATUS_BYTES_MAX: usize = 1 + 4 + 8 + 3;
@@ -157,6 +157,16 @@ impl SessionPath {
     pub(crate) fn is_one_way(&self, now: Time) -> bool {
         self.one_way_since
             .is_some_and(|since| now.since(since) < ONE_WAY_MAX)
+    }
+
+    /// R-PATH-15: a packet arrived on a device's path that carries towards the device only. An answer to a probe would show
+    /// that this is over; the next one may be due much later.
+    pub(crate) fn ask_if_still_one_way(&mut self, now: Time) {
+        if !self.is_one_way(now) {
+            self.one_way_since = Some(now);
+            self.probe_now = true;
+            self.wants |= want::PING;
+        }
     }
 
     /// Marks the path as silent: it carries no payload until it answers.

@@ -223,6 +223,11 @@ impl Session {
         let path = self.paths.at(slot);
         if path.driver_frozen {
             self.on_heard_while_frozen(now, slot);
+        } else if self.role == Role::Initiator
+            && path.state == PathState::Silent
+            && path.one_way_since.is_some()
+        {
+            path.ask_if_still_one_way(now);
         } else if path.state != PathState::Active && !path.is_one_way(now) {
             if path.state == PathState::Opening {
                 let took = now.since(path.opened_at);

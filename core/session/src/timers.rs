@@ -282,11 +282,9 @@ impl Session {
                 // R-PATH-6: a new path that is the only one may be slow; it has a few more probes.
                 let judged = live_besides || path.recovery.ever_answered() || handshakes;
                 if path.is_in_blackout(now, delay) && judged {
+                    self.note_silent_again(now, slot);
                     // A server cannot do anything about its only path; a device may have another
                     // link.
-                    if live_besides {
-                        self.note_silent_again(now, slot);
-                    }
                     silent = self.freeze(now, slot, !live_besides)
                         && (live_besides || self.role == Role::Initiator);
                 } else if path.is_stream() {

@@ -235,6 +235,33 @@ fn a_path_that_carries_one_way_only_is_left_until_the_device_hears_it_again() {
 }
 
 #[test]
+fn the_only_path_that_carries_towards_the_device_only_stays_silent_until_something_is_acknowledged()
+{
+    // R-PATH-15: the server, whose packets arrive, sends the same again and again.
+    let (mut p, flow) = under_way(false);
+    let state = |p: &Pair| {
+        let ids = p.device.ids();
+        p.device.session(ids[0]).unwrap().path_stats()[0].state
+    };
+    p.wires.get_mut(&0).unwrap().mute = true;
+    p.run_for(Span::from_secs(5));
+    let (mut heard, mut received) = (0, p.wires[&0].bytes_down);
+    for _ in 0..2_500 {
+        p.run_for(MS.times(10));
+        assert_eq!(state(&p), PathState::Silent, "at {:?}", p.now);
+        heard += usize::from(p.wires[&0].bytes_down > received);
+        received = p.wires[&0].bytes_down;
+    }
+    assert!(heard >= 3, "the server is heard {heard} times");
+    p.wires.get_mut(&0).unwrap().mute = false;
+    let held = p.got[&flow].len();
+    assert!(p.run_until(Span::from_secs(2), |p| p.got[&flow].len() > held));
+    assert_eq!(state(&p), PathState::Active);
+    assert!(p.run_until(Span::from_secs(60), |p| p.is_whole(flow)));
+    p.assert_right(flow);
+}
+
+#[test]
 fn a_full_queue_is_no_hole() {
     // R-PATH-6: answers are late by seconds, and something is heard all the time.
     let mut p = Pair::new();

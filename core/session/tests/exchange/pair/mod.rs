@@ -135,6 +135,8 @@ pub struct Wire {
     pub up: bool,
     /// Whether packets to the device are lost, while packets to the server arrive.
     pub deaf: bool,
+    /// Whether packets to the server are lost, while packets to the device arrive.
+    pub mute: bool,
     pub delay: Span,
     /// Every n-th datagram is lost, counted over both directions; 0: none.
     pub lose_every: u64,
@@ -164,6 +166,7 @@ impl Wire {
         Wire {
             up: true,
             deaf: false,
+            mute: false,
             delay: MS.times(delay_ms),
             lose_every: 0,
             rate: 0,
@@ -611,7 +614,9 @@ impl Pair {
         while self.flying.peek().is_some_and(|f| f.at.0.0 <= self.now) {
             let mut f = self.flying.pop().unwrap();
             let link = LinkId(f.link);
-            if f.to_server {
+            if f.to_server && self.wires[&f.link].mute {
+                // Lost on its way.
+            } else if f.to_server {
                 let addresses = Addresses {
                     link: LinkId(0),
                     local: None,
