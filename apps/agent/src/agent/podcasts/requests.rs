@@ -5,6 +5,7 @@
 //!                                                  ◀ {"ok":true,"channel":{"id":3,"title":…,"rule":{…}}}
 //! ```
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use cedos_readycast::{
@@ -352,27 +353,35 @@ impl Agent {
         let service = &self.podcasts;
         // No download of it begins in between.
         let planning = service.planning.lock().await;
-        let ended = service.with(move |library| {
-            let active = library.active_downloads()?;
+        let known = service.with(move |library| {
             let is_its = |episode| {
                 let found = library.episode(episode)?;
                 Ok::<_, LibraryError>(found.is_some_and(|e| e.summary.channel == channel))
             };
             let mut running = Vec::new();
-            for download in active {
+            for download in library.active_downloads()? {
                 if is_its(download.episode)? {
                     running.push(download);
                 }
             }
-            Ok((running, library.unsubscribe(channel)?))
+            let mut files = Vec::new();
+            for (episode, file) in library.ready_files()? {
+                if is_its(episode)? {
+                    files.push(file);
+                }
+            }
+            Ok((running, files))
         });
-        let (running, files) = ended.await?;
-        drop(planning);
+        let (running, files) = known.await?;
+        // The library forgets it last: an agent that is killed before knows what is left to be removed.
         for download in running {
             self.discard_download(&download).await;
         }
-        let removed = files.iter().filter(|file| file.exists() && remove(file));
-        let removed = removed.count();
+        let is_removed = |file: &&PathBuf| file.exists() && remove(file);
+        let mut removed = files.iter().filter(is_removed).count();
+        let ended = service.with(move |library| library.unsubscribe(channel));
+        removed += ended.await?.iter().filter(is_removed).count();
+        drop(planning);
         service.changed();
         Ok(removed)
     }
