@@ -257,6 +257,9 @@ async fn an_agent_takes_the_socket_that_systemd_hands_over_and_leaves_it_there()
     let home = Home::new();
     std::fs::create_dir(home.path().join("run")).expect("a folder");
     let socket = std::os::unix::net::UnixListener::bind(home.socket()).expect("bind");
+    // As with systemd, the connection is there before the agent is, which has no time to be idle before it.
+    let asks = home.command(&["budget", "--json"]).spawn();
+    let asks = asks.expect("start cedos");
     // As systemd does: descriptor 3, and the number of the process that it is for (sd_listen_fds(3)).
     let agent = program::built("cedos");
     let script = r#"exec 3<&0 </dev/null; export LISTEN_PID=$$ LISTEN_FDS=1; exec "$1" agent --exit-when-idle=300ms"#;
@@ -272,7 +275,7 @@ async fn an_agent_takes_the_socket_that_systemd_hands_over_and_leaves_it_there()
         )
         .spawn()
         .expect("start the agent");
-    let waiting = home.run(&["budget", "--json"]).await;
+    let waiting = ended(asks).await;
     assert_eq!(waiting.code, 0, "{}", waiting.errors);
     assert!(socket.as_raw_fd() >= 0);
     let status = within(command.wait()).await.expect("a status");
