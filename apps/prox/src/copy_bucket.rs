@@ -306,8 +306,10 @@ impl CopyBucket {
     pub(crate) fn on_removal(&self, id: u64) {
         let mut work = self.work.lock();
         let known = work.copies.remove(&id);
-        // One of which nothing was sent has no objects; what is being sent is removed when that has ended.
-        let has_objects = !work.is_listed || known.is_none_or(|copy| copy.parts > 0);
+        // One of which nothing was sent has no objects; what is being sent is removed when that has ended. What failed may
+        // have arrived.
+        let may_be_there = |copy: BucketCopy| copy.parts > 0 || copy.failures > 0;
+        let has_objects = !work.is_listed || known.is_none_or(may_be_there);
         if has_objects && work.removals.len() < REMOVALS_MAX {
             work.removals.insert(id);
             self.news.notify_one();
@@ -510,7 +512,14 @@ impl CopyBucket {
         match in_time(self.store.put_opts(&path, bytes.into(), options)).await {
             // An earlier attempt has arrived: the same part of a copy has the same bytes.
             Ok(_) | Err(Error::AlreadyExists { .. }) => {}
-            Err(error) => return Err(error),
+            Err(error) => {
+                let mut work = self.work.lock();
+                if !work.copies.contains_key(&id) {
+                    // It was removed meanwhile, and may have arrived all the same.
+                    work.removals.insert(id);
+                }
+                return Err(error);
+            }
         }
         let mut work = self.work.lock();
         match work.copies.get_mut(&id) {
@@ -686,6 +695,32 @@ mod tests {
         assert!(bench.has(100).await);
         assert!(!bench.has(200).await);
         assert_eq!(bench.bucket.status().waiting, 2 * PARTS_AT_ONCE);
+    }
+
+    #[tokio::test]
+    async fn what_arrived_of_a_copy_that_seemed_to_fail_goes_with_it() {
+        let bench = Bench::new();
+        let later = Instant::now() + SWEEP_EVERY;
+        bench.bucket.find_earlier_parts().await.unwrap();
+        std::fs::create_dir(bench.copy_store.path(1)).unwrap();
+        bench.bucket.on_growth(1, 3, true);
+        assert!(
+            bench
+                .bucket
+                .send_all(&bench.copy_store, later)
+                .await
+                .is_err()
+        );
+        let at = bench.bucket.part_path(1, 0);
+        let put = bench.bucket.store.put(&at, PutPayload::from_static(b"abc"));
+        put.await.unwrap();
+        bench.bucket.on_removal(1);
+        bench
+            .bucket
+            .send_all(&bench.copy_store, later)
+            .await
+            .unwrap();
+        assert!(!bench.has(1).await);
     }
 
     #[tokio::test]
