@@ -33,6 +33,7 @@ mod notifications;
 mod page;
 mod podcasts;
 mod queue;
+mod recurring;
 mod regret_meter;
 mod schedule;
 mod sockets;

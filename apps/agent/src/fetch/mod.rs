@@ -21,6 +21,7 @@
 
 pub mod alt_svc;
 pub mod boot_clock;
+pub mod cookie_file;
 pub mod deadline_text;
 pub mod dial;
 pub mod direct;
@@ -34,6 +35,9 @@ pub mod local_hosts;
 mod local_origin;
 pub mod measured_rates;
 pub mod mode;
+pub mod netrc_file;
+pub mod object_version;
+pub mod older_versions;
 pub mod option_parsers;
 pub mod origin;
 pub mod outcome;
@@ -45,6 +49,7 @@ pub mod proxy;
 mod proxy_status;
 pub mod rate_limiter;
 pub mod report;
+pub mod secret_file;
 pub mod session_refusal;
 pub mod sink;
 pub mod state_directory;
