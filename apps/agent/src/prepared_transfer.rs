@@ -36,6 +36,7 @@ use crate::fetch::tunnel::OriginTunnel;
 use crate::fetch::upload_body::UploadBody;
 use crate::key;
 use crate::order::{TransferOrder, TransferVerb};
+use crate::terms::TransferTerms;
 
 /// Options of sessions beside what the order contains.
 #[derive(Default)]
@@ -182,6 +183,20 @@ impl PreparedTransfer {
             limit_rate: None,
             may_go_end_to_end: false,
         })
+    }
+
+    /// The job of another order for the same server, with the same options, which a transport that is open can carry.
+    ///
+    /// # Errors
+    /// The order makes no sense; in words.
+    pub fn job_beside(
+        order: &TransferOrder,
+        terms: TransferTerms,
+    ) -> Result<TransferJob, TransferFailure> {
+        let mut job = order.job_on(terms)?;
+        read_credentials(order, &mut job)?;
+        end_to_end(order, &mut job, false)?;
+        Ok(job)
     }
 
     /// Which host talks to the origin.

@@ -9,7 +9,6 @@
 //! A download asks for the object only if it is another than the one that the last run brought, and an upload whose
 //! file is the same asks for nothing.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -21,6 +20,7 @@ use serde_json::{Value, json};
 use super::queue::{self, SavedDeadline, SavedTransfer, whole_seconds};
 use super::state::{Agent, lock};
 use super::transfer_task::TransferTask;
+use crate::fetch::file_stamp::FileStamp;
 use crate::fetch::jobs::LastProgress;
 use crate::fetch::object_version::ObjectVersion;
 use crate::fetch::outcome::{TransferExit, TransferFailure};
@@ -33,26 +33,6 @@ use crate::terms::DueTime;
 /// How often the time of day is compared with the beginning of the next run: the clock may be set, the machine may
 /// have slept, and the time zone may be another.
 const LOOK_EVERY: Duration = Duration::from_secs(5); // as often as slowly changing state is saved
-
-/// What distinguishes the bytes of a file from those that it had before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FileStamp {
-    inode: u64,
-    bytes: u64,
-    modified: (i64, i64),
-}
-
-impl FileStamp {
-    /// The stamp of a file; none if there is no such file.
-    pub fn of(path: &Path) -> Option<FileStamp> {
-        let found = path.metadata().ok().filter(std::fs::Metadata::is_file)?;
-        Some(FileStamp {
-            inode: found.ino(),
-            bytes: found.len(),
-            modified: (found.mtime(), found.mtime_nsec()),
-        })
-    }
-}
 
 /// The file as the last complete run left it, or sent it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -9,9 +9,9 @@ use serde_json::Value;
 use tokio::sync::watch;
 
 use super::queue::{QueuedTransfer, SavedTransfer, TransferIntent};
-use super::recurring::FileStamp;
 use super::regret_meter::RegretMeter;
 use crate::fetch::boot_clock::BootInstant;
+use crate::fetch::file_stamp::FileStamp;
 use crate::fetch::jobs::{JobRequest, LastProgress};
 use crate::fetch::outcome::{TransferExit, TransferFailure};
 use crate::fetch::report::{TransferEvent, TransferReport};

@@ -27,6 +27,7 @@ pub mod dial;
 pub mod direct;
 mod drwa_stream;
 pub mod exchange;
+pub mod file_stamp;
 pub mod filename;
 pub mod forget;
 pub mod header;
