@@ -55,7 +55,7 @@ pub const EXAMPLES: &[(&str, [&str; 2])] = &[
         "get",
         [
             "cedos get https://example.org/film.mp4 --by 07:30",
-            "cedos get https://example.org/news.pdf -o news.pdf --every 'weekday 07:30'",
+            "cedos get https://example.org/news.pdf -o news.pdf --every 07:30 --keep 7",
         ],
     ),
     (

@@ -70,7 +70,7 @@ fn set_of(patterns: &[String]) -> Result<GlobSet, String> {
             true => format!("{anchored}**"),
             false => anchored,
         };
-        let glob = GlobBuilder::new(&whole)
+        let glob = GlobBuilder::new(&across_folders(&whole))
             .literal_separator(true)
             .backslash_escape(true)
             .build()
@@ -78,6 +78,23 @@ fn set_of(patterns: &[String]) -> Result<GlobSet, String> {
         set.add(glob);
     }
     set.build().map_err(|error| error.to_string())
+}
+
+/// The pattern with each `**` that is not a whole name as globset writes it, for which it is `*` otherwise:
+/// `dir/**.jpg` is `dir/{*,*/**/*}.jpg`.
+fn across_folders(pattern: &str) -> String {
+    let mut spread = String::new();
+    let mut rest = pattern;
+    while let Some(at) = rest.find("**") {
+        let (before, stars) = rest.split_at(at);
+        let after = stars.trim_start_matches('*');
+        spread += before;
+        let is_name = (spread.is_empty() || spread.ends_with('/'))
+            && (after.is_empty() || after.starts_with('/'));
+        spread += if is_name { "**" } else { "{*,*/**/*}" };
+        rest = after;
+    }
+    spread + rest
 }
 
 #[cfg(test)]
@@ -113,6 +130,7 @@ mod tests {
             ("*.jpg", &["file.jpg", "dir/file.jpg"], &["file.jpg.old"]),
             ("dir/*.jpg", &["dir/a.jpg", "x/dir/a.jpg"], &["dir/x/a.jpg"]),
             ("dir/**.jpg", &["dir/a.jpg", "dir/x/a.jpg"], &["a.jpg"]),
+            ("/a**z", &["az", "a/z", "ab/c/yz"], &["b/az", "a/zb"]),
             ("dir/", &["dir/a", "dir/x/a", "y/dir/a"], &["dir", "adir/a"]),
             ("/dir/**", &["dir/a", "dir/x/a"], &["y/dir/a"]),
             ("*.{jpg,png}", &["a.png"], &["a.gif"]),

@@ -201,7 +201,16 @@ impl CookieArgs {
         let Some(path) = &self.cookie else {
             return Ok(None);
         };
-        CookieFile::read(path)?;
+        CookieFile::read(path).map_err(|error| {
+            // curl takes the cookie itself, too.
+            let is_pair = !path.exists() && path.as_os_str().as_encoded_bytes().contains(&b'=');
+            let hint = if is_pair {
+                "; -H 'Cookie: NAME=VALUE' sends one cookie"
+            } else {
+                ""
+            };
+            error + hint
+        })?;
         warn_once(path);
         Ok(Some(path.clone()))
     }

@@ -229,3 +229,25 @@ async fn an_upload_that_recurs_sends_the_file_only_if_it_changed() {
     home.until(&id, "was sent", waits_after("done")).await;
     assert_eq!(origin.requests().len(), 2);
 }
+
+#[tokio::test]
+async fn what_did_not_change_is_not_sent_through_a_proxy_either() {
+    let origin = versioned(Arc::new(AtomicU32::new(1))).await;
+    let home = Home::new(&[]).await;
+    let proxy = ProxyProcess::start(home.path(), "127.0.0.1:0", &[]).await;
+    let url = origin.url("/a");
+    for more in [&[][..], &["--sealed"]] {
+        let get = ["get", url.as_str(), "-o", "out", "--prox", &proxy.address];
+        let id = leave(&home, &[&get[..], more].concat()).await["id"].to_string();
+        for outcome in ["done", "unchanged"] {
+            home.until(&id, "waits", |told| told["standing"] == "scheduled")
+                .await;
+            assert_eq!(home.run(&["retry", &id]).await.code, 0);
+            home.until(&id, "ran", waits_after(outcome)).await;
+        }
+        let last = origin.requests().pop().expect("asked");
+        assert_eq!(last.header("if-none-match"), Some("\"v1\""), "{more:?}");
+        assert!(content(&home.path().join("out")) == object(BYTES, 1));
+        home.run(&["cancel", &id]).await;
+    }
+}
