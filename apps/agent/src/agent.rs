@@ -35,6 +35,7 @@ mod podcasts;
 mod queue;
 mod recurring;
 mod regret_meter;
+mod saved_recurrence;
 mod schedule;
 mod sockets;
 mod state;

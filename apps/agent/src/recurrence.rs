@@ -81,7 +81,7 @@ pub enum RecurrenceStep {
     },
     /// Run, or continue a run.
     Run {
-        /// The run.
+        /// The run that is to begin, or to go on.
         run: RecurringRun,
         /// Times that passed without a run since the last step.
         missed: u64,

@@ -22,7 +22,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::recurring::SavedRecurrence;
+use super::saved_recurrence::SavedRecurrence;
 use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::jobs::{self, JobRequest, ORDER};
 use crate::fetch::transfer::redact_url;

@@ -9,15 +9,14 @@
 //! A download asks for the object only if it is another than the one that the last run brought, and an upload whose
 //! file is the same asks for nothing.
 
-use std::path::Path;
 use std::time::Duration;
 
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, Zoned};
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::queue::{self, SavedDeadline, SavedTransfer, whole_seconds};
+use super::saved_recurrence::SavedRecurrence;
 use super::state::{Agent, lock};
 use super::transfer_task::TransferTask;
 use crate::fetch::file_stamp::FileStamp;
@@ -26,78 +25,13 @@ use crate::fetch::object_version::ObjectVersion;
 use crate::fetch::outcome::{TransferExit, TransferFailure};
 use crate::fetch::report::TransferReport;
 use crate::fetch::upload_body::new_token;
-use crate::order::{TransferOrder, TransferVerb};
-use crate::recurrence::{RecurrenceProgress, RecurrenceStep, RecurringRun};
+use crate::order::TransferVerb;
+use crate::recurrence::{RecurrenceStep, RecurringRun};
 use crate::terms::DueTime;
 
 /// How often the time of day is compared with the beginning of the next run: the clock may be set, the machine may
 /// have slept, and the time zone may be another.
 const LOOK_EVERY: Duration = Duration::from_secs(5); // as often as slowly changing state is saved
-
-/// The file as the last complete run left it, or sent it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KnownFile {
-    stamp: FileStamp,
-    /// The version of the object that was downloaded to it, if the origin names one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    version: Option<ObjectVersion>,
-}
-
-/// How a run of a recurring transfer ended.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RecurringRunEnd {
-    /// When it ended.
-    pub ended: String,
-    /// `done`, `unchanged` or `failed`.
-    pub outcome: String,
-    /// Whether its deadline had passed.
-    pub late: bool,
-    /// Why it failed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub text: Option<String>,
-}
-
-/// What the queue stores of a recurring transfer.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SavedRecurrence {
-    /// How far it came.
-    pub progress: RecurrenceProgress,
-    /// The file as the last complete run left it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    known: Option<KnownFile>,
-    /// How the last run ended.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    last: Option<RecurringRunEnd>,
-}
-
-impl SavedRecurrence {
-    /// The state of an order that was just given; none if it does not recur.
-    ///
-    /// # Errors
-    /// It makes no sense.
-    pub fn new(order: &TransferOrder) -> Result<Option<SavedRecurrence>, TransferFailure> {
-        let recurs = order.recurrence()?;
-        Ok(recurs.map(|_| SavedRecurrence {
-            progress: RecurrenceProgress::new(Timestamp::now()),
-            known: None,
-            last: None,
-        }))
-    }
-
-    /// The version of the object that the file at `path` holds.
-    pub(super) fn held_version(&self, path: &Path) -> Option<ObjectVersion> {
-        let known = self.known.as_ref()?;
-        let is_same = FileStamp::of(path) == Some(known.stamp);
-        known.version.clone().filter(|_| is_same)
-    }
-
-    /// Whether the file of an upload is the one that the last run sent.
-    fn has_sent(&self, stamp: FileStamp) -> bool {
-        self.known
-            .as_ref()
-            .is_some_and(|known| known.stamp == stamp)
-    }
-}
 
 impl SavedTransfer {
     /// What is to be done now for a transfer that recurs.
@@ -117,7 +51,7 @@ impl SavedTransfer {
             "starts": whole_seconds(starts),
             "due": whole_seconds(due),
             "missed": recurrence.map(|recurrence| recurrence.progress.missed),
-            "last_run": recurrence.and_then(|recurrence| recurrence.last.as_ref()),
+            "last_run": recurrence.and_then(SavedRecurrence::last_run),
         })
     }
 
@@ -174,29 +108,12 @@ impl TransferTask {
     pub(super) fn end_recurring_run(&mut self, report: &TransferReport) {
         let (verb, path) = (self.saved.order.verb, self.request.file.clone());
         let sent = self.sent.take();
-        let Some(recurrence) = &mut self.saved.recurrence else {
-            return;
-        };
-        recurrence.progress.current = None;
-        let is_whole = report.text.is_none();
-        recurrence.last = Some(RecurringRunEnd {
-            ended: whole_seconds(Timestamp::now()),
-            outcome: match (is_whole, report.unchanged) {
-                (true, true) => "unchanged",
-                (true, false) => "done",
-                (false, _) => "failed",
-            }
-            .to_owned(),
-            late: report.deadline_met == Some(false),
-            text: report.text.clone(),
-        });
-        if is_whole && !report.unchanged {
+        if let Some(recurrence) = &mut self.saved.recurrence {
             let stamp = match verb {
                 TransferVerb::Get => FileStamp::of(&path),
                 TransferVerb::Put => sent,
             };
-            let version = report.version.clone();
-            recurrence.known = stamp.map(|stamp| KnownFile { stamp, version });
+            recurrence.end_run(report, stamp);
         }
     }
 }
@@ -321,46 +238,5 @@ impl Agent {
 fn save(id: u64, task: &TransferTask) {
     if let Err(error) = queue::save(id, &task.saved) {
         tracing::warn!(id, %error, "cannot save when a transfer recurs");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_file_that_was_changed_or_is_gone_is_not_the_version_that_was_fetched() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("a");
-        std::fs::write(&path, "one").expect("written");
-        let mut order = TransferOrder::new(TransferVerb::Get, "http://h/a");
-        order.every = Some("07:30".to_owned());
-        let mut recurrence = SavedRecurrence::new(&order)
-            .expect("an order")
-            .expect("it recurs");
-        assert_eq!(recurrence.held_version(&path), None);
-        let mut headers = http::HeaderMap::new();
-        headers.insert("etag", "\"v1\"".parse().expect("a value"));
-        let url = "http://h/a".parse().expect("a URL");
-        let version = ObjectVersion::from_headers(&headers, &url).expect("a version");
-        recurrence.known = FileStamp::of(&path).map(|stamp| KnownFile {
-            stamp,
-            version: Some(version.clone()),
-        });
-        assert_eq!(recurrence.held_version(&path), Some(version));
-        std::fs::write(&path, "longer").expect("written");
-        assert_eq!(recurrence.held_version(&path), None);
-        std::fs::remove_file(&path).expect("removed");
-        assert_eq!(recurrence.held_version(&path), None);
-    }
-
-    #[test]
-    fn an_order_that_recurs_has_no_other_deadline() {
-        let mut order = TransferOrder::new(TransferVerb::Get, "http://h/a");
-        assert_eq!(SavedRecurrence::new(&order).expect("an order"), None);
-        order.every = Some("07:30".to_owned());
-        order.deadline = Some(crate::order::Deadline::WithinS(60.0));
-        let failure = SavedRecurrence::new(&order).expect_err("two deadlines");
-        assert!(failure.text.contains("no other"), "{}", failure.text);
     }
 }

@@ -170,7 +170,7 @@ impl StoredCookie {
 mod tests {
     use super::*;
 
-    /// As curl writes it.
+    /// A file as curl writes it.
     const FILE: &str = "# Netscape HTTP Cookie File\n\
         # https://curl.se/docs/http-cookies.html\n\n\
         .example.org\tTRUE\t/\tFALSE\t0\ta\t1\n\

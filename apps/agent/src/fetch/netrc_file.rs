@@ -11,7 +11,7 @@ use super::secret_file;
 /// The name under which an entry for all other hosts is found.
 const DEFAULT: &str = "default";
 
-/// A netrc file.
+/// The entries of a netrc file, by host.
 pub struct NetrcFile {
     path: PathBuf,
     known: Netrc,

@@ -14,7 +14,7 @@ use super::relative_path::RelativePath;
 pub enum LocalState {
     /// Nothing, or a symbolic link, which a file replaces.
     Absent,
-    /// A file.
+    /// A regular file is there.
     File {
         /// Its length.
         bytes: u64,

@@ -49,7 +49,7 @@ pub enum SyncDirection {
 }
 
 /// Makes one folder what another one is.
-pub struct Mirror {
+pub struct FolderMirror {
     /// Where files come from, and where they go.
     pub direction: SyncDirection,
     /// Which files are meant.
@@ -69,13 +69,13 @@ pub struct Mirror {
 }
 
 /// A file to be downloaded.
-struct PlannedDownload {
+struct MirrorDownload {
     path: RelativePath,
     entry: RemoteEntry,
     unless: Option<ObjectVersion>,
 }
 
-impl Mirror {
+impl FolderMirror {
     /// Prepares a run.
     pub fn new(
         direction: SyncDirection,
@@ -83,12 +83,12 @@ impl Mirror {
         (delete, dry_run): (bool, bool),
         transfers: FileTransfers,
         reporter: SyncReporter,
-    ) -> Mirror {
+    ) -> FolderMirror {
         let (from, to) = match &direction {
             SyncDirection::Download { from, to } => (from.to_string(), to.display().to_string()),
             SyncDirection::Upload { from, to } => (from.display().to_string(), to.to_string()),
         };
-        Mirror {
+        FolderMirror {
             memory: Mutex::new(SyncMemory::load(&from, &to)),
             unsaved: Mutex::new(0),
             direction,
@@ -260,21 +260,21 @@ impl Mirror {
         to: &Path,
         path: &RelativePath,
         entry: &RemoteEntry,
-    ) -> Result<Option<PlannedDownload>, String> {
+    ) -> Result<Option<MirrorDownload>, String> {
         let state = LocalState::of(to, path)?;
         let LocalState::File { bytes, modified_s } = state else {
-            return Ok(Some(PlannedDownload::new(path, entry, None)));
+            return Ok(Some(MirrorDownload::new(path, entry, None)));
         };
         if let (Some(length), Some(modified)) = (entry.bytes, entry.modified) {
             let is_same = (length, modified.as_second()) == (bytes, modified_s);
-            return Ok((!is_same).then(|| PlannedDownload::new(path, entry, None)));
+            return Ok((!is_same).then(|| MirrorDownload::new(path, entry, None)));
         }
         // The listing does not tell, but the server does when it is asked for the file.
         let unless = self.memory().version(path, &path.below(to));
-        Ok(Some(PlannedDownload::new(path, entry, unless)))
+        Ok(Some(MirrorDownload::new(path, entry, unless)))
     }
 
-    async fn fetch(&self, from: &Url, to: &Path, staging: &Path, planned: &PlannedDownload) {
+    async fn fetch(&self, from: &Url, to: &Path, staging: &Path, planned: &MirrorDownload) {
         let path = &planned.path;
         let (url, staged) = (path.url(from, false), staging.join(path.staged_name()));
         let (verb, unless) = (TransferVerb::Get, planned.unless.clone());
@@ -409,13 +409,13 @@ impl Mirror {
     }
 }
 
-impl PlannedDownload {
+impl MirrorDownload {
     fn new(
         path: &RelativePath,
         entry: &RemoteEntry,
         unless: Option<ObjectVersion>,
-    ) -> PlannedDownload {
-        PlannedDownload {
+    ) -> MirrorDownload {
+        MirrorDownload {
             path: path.clone(),
             entry: entry.clone(),
             unless,

@@ -20,6 +20,6 @@ mod sync_memory;
 mod sync_reporter;
 
 pub use file_transfers::FileTransfers;
-pub use mirror::{Mirror, SyncDirection};
+pub use mirror::{FolderMirror, SyncDirection};
 pub use path_filter::PathFilter;
 pub use sync_reporter::SyncReporter;

@@ -18,7 +18,7 @@ pub const LISTING_BYTES_MAX: u64 = 64 << 20; // a guess: half a million names
 /// A file or a folder that a listing names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemoteEntry {
-    /// The name.
+    /// The name in its folder, decoded.
     pub name: String,
     /// Whether it is a folder.
     pub is_folder: bool,

@@ -20,7 +20,7 @@ use super::device_links::watch_links;
 use super::get::parse_rate;
 use super::transfer_args::{TransferArgs, stop_on_signal};
 use crate::help::{COST_AND_TIME, TRUST};
-use crate::sync::{FileTransfers, Mirror, PathFilter, SyncDirection, SyncReporter};
+use crate::sync::{FileTransfers, FolderMirror, PathFilter, SyncDirection, SyncReporter};
 
 /// Make the folder DST what the folder SRC is, by a deadline, over free networks first.
 ///
@@ -143,7 +143,7 @@ async fn start(args: SyncArgs) -> Result<TransferExit, TransferFailure> {
     let verb = if is_upload { "uploaded" } else { "downloaded" };
     let reporter = SyncReporter::new(args.how.json, args.dry_run, verb);
     let flags = (args.delete, args.dry_run);
-    let mirror = Mirror::new(direction, filter, flags, transfers, reporter);
+    let mirror = FolderMirror::new(direction, filter, flags, transfers, reporter);
     let exit = mirror.run().await;
     rates.save(&scheduler);
     Ok(exit)
