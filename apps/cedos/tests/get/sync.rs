@@ -362,7 +362,7 @@ async fn a_folder_here_is_put_to_a_server_and_only_what_changed_is_sent_again() 
     std::fs::write(here.join("d/c"), "another").expect("written");
     let second = sync(home.path(), &mirror).await;
     assert_eq!(counts(&second), [1, 1, 0, 0], "{}", second.errors);
-    let taken = taken.lock().expect("files");
+    let taken = taken.lock().expect("files").clone();
     let taken: Vec<(&str, &[u8])> = taken
         .iter()
         .map(|(path, body)| (&**path, &**body))
