@@ -11,6 +11,7 @@ pub mod metrics_listener;
 pub mod order;
 pub mod prepared_transfer;
 pub mod proxy;
+pub mod recurrence;
 pub mod schedule_message;
 pub mod settings;
 pub mod stream;

@@ -20,6 +20,7 @@ use crate::fetch::header;
 use crate::fetch::local_hosts::LocalHosts;
 use crate::fetch::outcome::TransferFailure;
 use crate::fetch::transfer::{Destination, TransferJob};
+use crate::recurrence::{LEAD_DEFAULT, RecurringTime};
 use crate::terms::{DueTime, TransferTerms};
 
 /// Tries without a new byte before giving up on an origin.
@@ -136,6 +137,12 @@ pub struct TransferOrder {
     /// Header fields for the request, `Name: value`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub headers: Vec<String>,
+    /// A netrc file with the user name and the password for the URL's host. It is read whenever the transfer runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub netrc: Option<PathBuf>,
+    /// A file of cookies for the requests, as curl and wget write it. It is read whenever the transfer runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cookies: Option<PathBuf>,
     /// Whether the proxy only opens a tunnel.
     #[serde(default)]
     pub sealed: bool,
@@ -158,6 +165,16 @@ pub struct TransferOrder {
     /// The media type of an uploaded file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content_type: Option<String>,
+    /// The times by which the transfer is to be complete again and again, such as `weekdays 07:30`; such an order has
+    /// no other deadline.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub every: Option<String>,
+    /// How many seconds before its deadline each run of a recurring transfer begins.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lead_s: Option<f64>,
+    /// Older versions of the file that are kept when a download replaces it: `FILE.1` is the newest.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub keep_older: u32,
 }
 
 fn free_first() -> String {
@@ -185,6 +202,11 @@ fn is_yes(value: &bool) -> bool {
     *value
 }
 
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+fn is_zero(value: &u32) -> bool {
+    *value == 0
+}
+
 impl TransferOrder {
     /// Creates an order with all defaults.
     pub fn new(verb: TransferVerb, url: &str) -> TransferOrder {
@@ -208,6 +230,8 @@ impl TransferOrder {
             allow_downgrade: false,
             local_hosts: LocalHosts::ANY,
             headers: Vec::new(),
+            netrc: None,
+            cookies: None,
             sealed: false,
             ca: None,
             prox: None,
@@ -215,6 +239,9 @@ impl TransferOrder {
             post: false,
             token: None,
             content_type: None,
+            every: None,
+            lead_s: None,
+            keep_older: 0,
         }
     }
 
@@ -283,7 +310,32 @@ impl TransferOrder {
                 .ok_or_else(|| TransferFailure::usage("stall_s is a number of seconds above 0"))?,
             allow_downgrade: self.allow_downgrade,
             fields: fields.map_err(TransferFailure::usage)?.into(),
+            cookies: None,
+            unless: None,
+            keep_older: self.keep_older,
         })
+    }
+
+    /// The times by which the transfer recurs, and how long before each a run begins; none if it does not recur.
+    ///
+    /// # Errors
+    /// It makes no sense; in words.
+    pub fn recurrence(&self) -> Result<Option<(RecurringTime, Duration)>, TransferFailure> {
+        let Some(every) = &self.every else {
+            return Ok(None);
+        };
+        let time = every.parse().map_err(TransferFailure::usage)?;
+        let lead = self.lead_s.map(Duration::try_from_secs_f64).transpose();
+        let lead = lead
+            .ok()
+            .filter(|lead| lead.is_none_or(|lead| !lead.is_zero()));
+        let lead =
+            lead.ok_or_else(|| TransferFailure::usage("lead_s is a number of seconds above 0"))?;
+        if self.deadline.is_some() || self.now {
+            let text = "a transfer that recurs has the deadlines of its schedule, and no other";
+            return Err(TransferFailure::usage(text));
+        }
+        Ok(Some((time, lead.unwrap_or(LEAD_DEFAULT))))
     }
 
     /// The order with absolute paths, as one that leaves this process must have.
@@ -291,7 +343,13 @@ impl TransferOrder {
     /// # Errors
     /// The working directory is gone.
     pub fn with_absolute_paths(mut self) -> std::io::Result<TransferOrder> {
-        let paths = [&mut self.file, &mut self.ca, &mut self.key];
+        let paths = [
+            &mut self.file,
+            &mut self.ca,
+            &mut self.key,
+            &mut self.netrc,
+            &mut self.cookies,
+        ];
         for path in paths.into_iter().flatten() {
             *path = std::path::absolute(&*path)?;
         }

@@ -17,11 +17,13 @@ use tokio::sync::watch;
 use url::Url;
 
 use crate::fetch::alt_svc;
+use crate::fetch::cookie_file::CookieFile;
 use crate::fetch::dial::Dial as _;
 use crate::fetch::direct::DirectConnector;
 use crate::fetch::header::HeaderField;
 use crate::fetch::local_hosts::LocalHosts;
 use crate::fetch::mode::FetchMode;
+use crate::fetch::netrc_file::NetrcFile;
 use crate::fetch::origin::{D2tpOrigin, D2tpTarget};
 use crate::fetch::outcome::{TransferExit, TransferFailure};
 use crate::fetch::proxy::ProxyClient;
@@ -34,6 +36,7 @@ use crate::fetch::tunnel::OriginTunnel;
 use crate::fetch::upload_body::UploadBody;
 use crate::key;
 use crate::order::{TransferOrder, TransferVerb};
+use crate::terms::TransferTerms;
 
 /// Options of sessions beside what the order contains.
 #[derive(Default)]
@@ -99,6 +102,7 @@ impl PreparedTransfer {
         mut job: TransferJob,
         paid_asked: bool,
     ) -> Result<PreparedTransfer, TransferFailure> {
+        read_credentials(order, &mut job)?;
         let proxy = match order.prox.as_deref().filter(|text| !text.is_empty()) {
             Some(text) => {
                 let read = text.parse::<ServerList>();
@@ -149,8 +153,8 @@ impl PreparedTransfer {
             let text = format!("{} is not an http:// or https:// URL", job.url);
             return Err(TransferFailure::usage(text));
         }
-        if has_password(&job.url) {
-            let text = "the URL has credentials, which the proxy would see";
+        if carries_credentials(&job) {
+            let text = "the upload has credentials, which the proxy would see";
             return Err(TransferFailure::usage(text));
         }
         if proxy.is_none() {
@@ -179,6 +183,20 @@ impl PreparedTransfer {
             limit_rate: None,
             may_go_end_to_end: false,
         })
+    }
+
+    /// The job of another order for the same server, with the same options, which a transport that is open can carry.
+    ///
+    /// # Errors
+    /// The order makes no sense; in words.
+    pub fn job_beside(
+        order: &TransferOrder,
+        terms: TransferTerms,
+    ) -> Result<TransferJob, TransferFailure> {
+        let mut job = order.job_on(terms)?;
+        read_credentials(order, &mut job)?;
+        end_to_end(order, &mut job, false)?;
+        Ok(job)
     }
 
     /// Which host talks to the origin.
@@ -361,7 +379,22 @@ fn has_password(url: &Url) -> bool {
 
 /// Whether the request carries credentials of the user.
 pub fn carries_credentials(job: &TransferJob) -> bool {
-    has_password(&job.url) || job.fields.iter().any(HeaderField::is_credential)
+    has_password(&job.url)
+        || job.cookies.is_some()
+        || job.fields.iter().any(HeaderField::is_credential)
+}
+
+/// Reads the files with credentials that an order names.
+fn read_credentials(order: &TransferOrder, job: &mut TransferJob) -> Result<(), TransferFailure> {
+    if let Some(path) = &order.netrc {
+        let file = NetrcFile::read(path).map_err(TransferFailure::usage)?;
+        file.apply(&mut job.url).map_err(TransferFailure::usage)?;
+    }
+    if let Some(path) = &order.cookies {
+        let file = CookieFile::read(path).map_err(TransferFailure::usage)?;
+        job.cookies = Some(Arc::new(file));
+    }
+    Ok(())
 }
 
 /// The host that a `d2tp:` URL names, and the job for it. These sessions use free links only.

@@ -59,14 +59,7 @@ const TABLE: &[(&[&str], &str)] = &[
         "--user NAME asks for the password; --password-file FILE and --netrc read it",
     ),
     (
-        &[
-            "-A",
-            "--user-agent",
-            "-e",
-            "--referer",
-            "--cookie",
-            "--load-cookies",
-        ],
+        &["-A", "--user-agent", "-e", "--referer"],
         "-H 'Name: value' adds any header field, such as User-Agent, Referer or Cookie",
     ),
     (
@@ -130,6 +123,10 @@ const TABLE: &[(&[&str], &str)] = &[
     (
         &["-b"],
         "--detach downloads in the background (wget's -b); -H 'Cookie: NAME=VALUE' sends a cookie (curl's -b)",
+    ),
+    (
+        &["--load-cookies"],
+        "--cookie FILE sends the cookies of a file that curl, wget or a browser's add-on wrote",
     ),
     (&["-n"], "--netrc reads the password from ~/.netrc"),
     (
@@ -240,6 +237,7 @@ mod tests {
             (&["-m", "60"], "--within SPAN --if-late fail"),
             (&["-b"], "--detach"),
             (&["-b", "a=b"], "-H 'Cookie"),
+            (&["--load-cookies", "a.txt"], "--cookie FILE"),
             (&["-n"], "--netrc"),
             (&["--fail"], "says why"),
             (&["-S"], "says why"),

@@ -17,8 +17,8 @@ const GROUPS: [(&str, &[&str]); 7] = [
     (
         "Transfers",
         &[
-            "get", "put", "ls", "status", "why", "wait", "pause", "resume", "cancel", "retry",
-            "edit", "page",
+            "get", "put", "sync", "ls", "status", "why", "wait", "pause", "resume", "cancel",
+            "retry", "edit", "page",
         ],
     ),
     ("Programs and players", &["run", "vpn", "url", "play"]),
@@ -55,7 +55,7 @@ pub const EXAMPLES: &[(&str, [&str; 2])] = &[
         "get",
         [
             "cedos get https://example.org/film.mp4 --by 07:30",
-            "cedos get -i list.txt -o films --when-free --limit-rate 2M --detach",
+            "cedos get https://example.org/news.pdf -o news.pdf --every 07:30 --keep 7",
         ],
     ),
     (
@@ -63,6 +63,13 @@ pub const EXAMPLES: &[(&str, [&str; 2])] = &[
         [
             "cedos put photos.zip https://example.org/in/photos.zip --by 18:00",
             "cedos put report.pdf https://example.org/in --post --limit-rate 200k --detach",
+        ],
+    ),
+    (
+        "sync",
+        [
+            "cedos sync https://example.org/photos/ photos --by 07:30 --include '*.jpg'",
+            "cedos sync d2tp://KEY/ mirror --delete --dry-run",
         ],
     ),
     (

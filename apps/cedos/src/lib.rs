@@ -13,6 +13,7 @@ pub mod help;
 mod pairing;
 mod run;
 mod serve;
+mod sync;
 mod verbs;
 mod vpn;
 
@@ -49,6 +50,7 @@ Exit codes:
 pub enum ProductVerb {
     Get(Box<verbs::get::GetArgs>),
     Put(Box<verbs::put::PutArgs>),
+    Sync(Box<verbs::sync::SyncArgs>),
     Url(Box<verbs::url::UrlArgs>),
     Play(Box<verbs::play::PlayArgs>),
     Ls(verbs::get_jobs::LsArgs),
@@ -123,6 +125,10 @@ impl ProductVerb {
             Self::Put(args) => (
                 "put",
                 on_runtime(1, async move { Ok(verbs::put::run(*args).await) }),
+            ),
+            Self::Sync(args) => (
+                "sync",
+                on_runtime(1, async move { Ok(verbs::sync::run(*args).await) }),
             ),
             Self::Url(args) => (
                 "url",

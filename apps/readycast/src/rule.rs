@@ -54,13 +54,14 @@ impl FromStr for WeekdaySet {
 
     fn from_str(text: &str) -> Result<WeekdaySet, String> {
         let named = |name: &str| match name {
-            "daily" | "every day" => Some(WeekdaySet::DAILY),
-            "weekdays" => Some(WeekdaySet::WEEKDAYS),
-            "weekends" => Some(WeekdaySet::WEEKENDS),
+            "daily" | "day" => Some(WeekdaySet::DAILY),
+            "weekdays" | "weekday" => Some(WeekdaySet::WEEKDAYS),
+            "weekends" | "weekend" => Some(WeekdaySet::WEEKENDS),
             name => parse_weekday(name.strip_suffix('s').unwrap_or(name))
                 .or_else(|| parse_weekday(name))
                 .map(WeekdaySet::one),
         };
+        let text = text.strip_prefix("every ").unwrap_or(text);
         let mut days = WeekdaySet(0);
         for name in text.split(',') {
             let name = name.trim();
@@ -310,6 +311,9 @@ mod tests {
         assert_eq!(deadline("sat 12:00").as_deref(), Some("Sat 12:00"));
         assert_eq!(deadline("sat,sun 9am").as_deref(), Some("Sun 09:00"));
         assert_eq!(deadline("fridays 16:00").as_deref(), Some("Fri 16:00"));
+        assert_eq!(deadline("weekday 07:30").as_deref(), Some("Mon 07:30"));
+        assert_eq!(deadline("every day 13:00").as_deref(), Some("Sat 13:00"));
+        assert_eq!(deadline("every weekend 9am").as_deref(), Some("Sun 09:00"));
         assert_eq!(deadline("whenever it is free"), None);
         assert_eq!(deadline("by hand"), None);
     }

@@ -301,7 +301,14 @@ impl Agent {
             let text = format!("the queue is full ({QUEUED_MAX} transfers); cancel some");
             return Err(TransferFailure::error(text));
         }
-        let relative = [&order.file, &order.folder, &order.ca, &order.key];
+        let relative = [
+            &order.file,
+            &order.folder,
+            &order.ca,
+            &order.key,
+            &order.netrc,
+            &order.cookies,
+        ];
         if let Some(path) = relative.into_iter().flatten().find(|p| p.is_relative()) {
             let text = format!("{} does not begin at the root", path.display());
             return Err(TransferFailure::usage(text));
@@ -314,6 +321,12 @@ impl Agent {
         prepared.job.refuse_existing()?;
         refuse_past(order.deadline)?;
         prepared.job.check_destination()?;
+        if order.recurrence()?.is_some() && order.verb == TransferVerb::Get && order.file.is_none()
+        {
+            return Err(TransferFailure::usage(
+                "a download that recurs needs the name of its file",
+            ));
+        }
         if order.verb == TransferVerb::Put && order.token.is_none() {
             order.token = Some(new_token());
         }
@@ -322,9 +335,14 @@ impl Agent {
             queue::add(kept).map_err(|error| TransferFailure::error(format!("{error:#}")))?;
         let id = record.id;
         let (file, url) = (record.request.file.clone(), record.request.url.clone());
+        let first_run = record.saved.first_run();
         lock(&self.tasks).insert(id, TransferTask::new(record));
         self.start(id);
-        Ok((id, ok_response(json!({"id": id, "file": file, "url": url}))))
+        let mut answer = json!({"id": id, "file": file, "url": url});
+        if let Some((starts, due)) = first_run {
+            (answer["starts"], answer["due"]) = (starts.into(), due.into());
+        }
+        Ok((id, ok_response(answer)))
     }
 
     fn last_event(&self, id: u64) -> Result<Option<Value>, TransferFailure> {
@@ -404,6 +422,11 @@ impl Agent {
 
     /// Resumes a paused transfer, or restarts one that ended.
     pub(super) fn resume(self: &Arc<Agent>, id: u64, again: bool) -> ApiResult {
+        let is_scheduled = |task: &TransferTask| task.state_name() == "scheduled";
+        if again && lock(&self.tasks).get(&id).is_some_and(is_scheduled) {
+            self.run_now(id)?;
+            return self.show(id).map(ok_response);
+        }
         {
             let mut tasks = lock(&self.tasks);
             let task = tasks.get_mut(&id).ok_or_else(|| not_ours(id))?;
@@ -435,6 +458,13 @@ impl Agent {
             let task = tasks.get_mut(&id).ok_or_else(|| not_ours(id))?;
             if task.state_name() == "done" {
                 return Err(TransferFailure::error(format!("transfer {id} is complete")));
+            }
+            if task.recurs() && (change.deadline.is_some() || change.no_deadline) {
+                let text = format!(
+                    "transfer {id} recurs, so its deadlines are those of its schedule; to change it, cancel {id} \
+                     and run the command with another --every"
+                );
+                return Err(TransferFailure::usage(text));
             }
             refuse_past(change.deadline)?;
             let mut kept = task.saved.clone();
@@ -480,7 +510,11 @@ fn not_ours(id: u64) -> TransferFailure {
         JobState::Failed | JobState::Cancelled | JobState::Gone => {
             format!("transfer {id} has ended; run the same command to resume")
         }
-        JobState::Running | JobState::Waiting | JobState::Paused | JobState::Queued => format!(
+        JobState::Running
+        | JobState::Waiting
+        | JobState::Paused
+        | JobState::Scheduled
+        | JobState::Queued => format!(
             "transfer {id} runs in its own process, not in the agent. Only `cedos status {id}` and `cedos \
              cancel {id}` work for it"
         ),

@@ -46,6 +46,7 @@ impl Agent {
             "if_late": order.if_late,
             "max_cell": order.max_cell,
             "priority": order.priority,
+            "every": order.every,
             "mode": event["mode"],
             "bytes": event["bytes"],
             "length": event["length"],

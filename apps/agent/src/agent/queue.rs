@@ -9,7 +9,7 @@
 //!
 //! Each file is written completely, synced and renamed: a crash leaves the old or the new one, and
 //! a few hundred transfers need no database. `order.json` is synced before the order is confirmed,
-//! and removed when the object is complete.
+//! and removed when the object is complete, unless the transfer recurs.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -22,6 +22,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::saved_recurrence::SavedRecurrence;
 use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::jobs::{self, JobRequest, ORDER};
 use crate::fetch::transfer::redact_url;
@@ -99,6 +100,9 @@ pub struct SavedTransfer {
     pub wish: TransferIntent,
     /// Whether transient failures are retried until the deadline.
     pub patient: bool,
+    /// How far the transfer came, if it recurs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recurrence: Option<SavedRecurrence>,
 }
 
 impl SavedTransfer {
@@ -113,6 +117,7 @@ impl SavedTransfer {
         let terms = order.terms()?;
         Ok(SavedTransfer {
             due: terms.due.map(SavedDeadline::of),
+            recurrence: SavedRecurrence::new(&order)?,
             order,
             wish: TransferIntent::Run,
             patient,
@@ -291,6 +296,14 @@ pub fn pending_rename_path(id: u64) -> Option<PathBuf> {
             .join(id.to_string())
             .join("landing.json"),
     )
+}
+
+/// Deletes the record that a transfer's object is about to be renamed into place, once a run of a recurring transfer
+/// has ended.
+pub fn remove_pending_rename(id: u64) {
+    if let Some(path) = pending_rename_path(id) {
+        let _ = std::fs::remove_file(path);
+    }
 }
 
 /// Deletes the order of a completed transfer, and the credentials in it.

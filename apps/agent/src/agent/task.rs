@@ -11,6 +11,8 @@
 //!                └─ else ───▶ failed ─────────────────┘
 //! ```
 //!
+//! One that recurs is not done or failed after a run, but waits for the next one: see `recurring`.
+//!
 //! A pause stops a transfer like Ctrl-C: the part and the flow at the proxy stay, and are continued
 //! later.
 
@@ -134,26 +136,42 @@ impl Agent {
     }
 
     /// Saves an event and sends it to subscribers.
-    fn note(news: &super::state::AgentEventSender, id: u64, task: &mut TransferTask, event: Value) {
+    pub(super) fn note(
+        news: &super::state::AgentEventSender,
+        id: u64,
+        task: &mut TransferTask,
+        event: Value,
+    ) {
         let passing = event["event"] == "note";
-        let mut event = match passing {
+        let event = match passing {
             true => event,
             false => task.memory.complete(event),
         };
+        let event = Agent::tell(news, id, task, event);
+        if !passing {
+            if let Err(error) = queue::save_event(id, &event) {
+                tracing::warn!(id, %error, "cannot save the state");
+            }
+            task.event = event;
+        }
+    }
+
+    /// Sends an event to subscribers. Returns it with what belongs to every event.
+    fn tell(
+        news: &super::state::AgentEventSender,
+        id: u64,
+        task: &TransferTask,
+        mut event: Value,
+    ) -> Value {
         if let Some(fields) = event.as_object_mut() {
             fields.insert("id".to_owned(), id.into());
             fields.insert("metered_bytes".to_owned(), task.metered.into());
             let carried = serde_json::to_value(task.carried_by_link());
             fields.insert("carried_by_link".to_owned(), carried.unwrap_or_default());
         }
-        if !passing {
-            task.event = event.clone();
-            if let Err(error) = queue::save_event(id, &event) {
-                tracing::warn!(id, %error, "cannot save the state");
-            }
-        }
         // Nobody may be listening.
-        let _ = news.send((id, event));
+        let _ = news.send((id, event.clone()));
+        event
     }
 
     /// Sends an event of the agent's own.
@@ -177,6 +195,9 @@ impl Agent {
     }
 
     async fn carry_out(self: Arc<Agent>, id: u64) {
+        if self.wait_for_run(id).await {
+            return self.conclude_stopped(id);
+        }
         let mut pause = AGAIN_FIRST;
         loop {
             let begun = BootInstant::now();
@@ -194,22 +215,26 @@ impl Agent {
                 return;
             }
             if self.wait_until_again(id, &report, pause).await {
-                let stopped = TransferFailure::of(
-                    TransferExit::Cancelled,
-                    TransferReason::UserPaused,
-                    "stopped",
-                );
-                let report = self.report_of(id, &stopped);
-                self.conclude(id, report);
-                return;
+                return self.conclude_stopped(id);
             }
             pause = (pause * 2).min(AGAIN_MAX);
         }
     }
 
+    /// Reports that a transfer of which nothing moves was stopped.
+    fn conclude_stopped(self: &Arc<Agent>, id: u64) {
+        let stopped = TransferFailure::of(
+            TransferExit::Cancelled,
+            TransferReason::UserPaused,
+            "stopped",
+        );
+        let report = self.report_of(id, &stopped);
+        self.conclude(id, report);
+    }
+
     /// Runs a transfer once. Returns how the run ended.
     async fn attempt(self: &Arc<Agent>, id: u64) -> Result<TransferReport, TransferFailure> {
-        let (order, terms, orders, stopped) = {
+        let (order, terms, orders, stopped, unless) = {
             let mut tasks = lock(&self.tasks);
             let task = tasks
                 .get_mut(&id)
@@ -223,6 +248,7 @@ impl Agent {
                 terms,
                 orders,
                 task.stop.subscribe(),
+                task.held_version(),
             )
         };
         let landing = queue::pending_rename_path(id);
@@ -232,7 +258,11 @@ impl Agent {
             }
             return Ok(self.report_landed(id, &terms, &landed));
         }
-        let job = order.job_on(terms)?;
+        if let Some(report) = self.report_of_sent_file(id) {
+            return Ok(report);
+        }
+        let mut job = order.job_on(terms)?;
+        job.unless = unless;
         let mut prepared = PreparedTransfer::prepare(&order, job, false)?;
         let upload_body = prepared
             .open_upload_body(stopped.clone(), |_, _| ())
@@ -262,7 +292,7 @@ impl Agent {
         last.ok_or_else(|| TransferFailure::error("it ended without a message"))
     }
 
-    fn report_of(&self, id: u64, failure: &TransferFailure) -> TransferReport {
+    pub(super) fn report_of(&self, id: u64, failure: &TransferFailure) -> TransferReport {
         let tasks = lock(&self.tasks);
         let (url, file, verb) = tasks.get(&id).map_or_else(Default::default, |task| {
             let file = task.request.file.display().to_string();
@@ -385,6 +415,7 @@ impl Agent {
             (true, TransferIntent::Pause) => {
                 json!({"event": "paused", "reason": TransferReason::UserPaused})
             }
+            (true, TransferIntent::Run) if task.state_name() == "scheduled" => task.event.clone(),
             // The agent ends, or it was resumed while it was still letting go.
             (true, TransferIntent::Run) => json!({"event": "queued"}),
             _ => {
@@ -399,7 +430,10 @@ impl Agent {
                 };
                 let met = report.deadline_met.filter(|_| !stopped);
                 lock(&self.meter).ended(how, met, slack);
-                if task.saved.patient && !stopped {
+                if task.recurs() && !stopped {
+                    task.end_recurring_run(&report);
+                }
+                if task.saved.patient && !stopped && !report.unchanged {
                     self.notifier
                         .ended(id, &task.name(), report.text.as_deref());
                 }
@@ -410,9 +444,20 @@ impl Agent {
                 serde_json::to_value(event).unwrap_or_default()
             }
         };
-        Agent::note(&self.events, id, task, event);
-        let again = stopped && task.saved.wish == TransferIntent::Run && !self.is_ending();
-        if whole {
+        let runs_again = task.recurs() && !stopped;
+        if runs_again {
+            if let Err(error) = queue::save(id, &task.saved) {
+                tracing::warn!(id, %error, "cannot save when a transfer recurs");
+            }
+            queue::remove_pending_rename(id);
+            // Not the state of the transfer: that is when it runs next.
+            Agent::tell(&self.events, id, task, event);
+        } else {
+            Agent::note(&self.events, id, task, event);
+        }
+        let goes_on = task.saved.wish == TransferIntent::Run && !self.is_ending();
+        let again = goes_on && (stopped || runs_again);
+        if whole && !runs_again {
             queue::remove_order(id);
         }
         lock(&self.ledger).save();

@@ -8,9 +8,10 @@ use d2tp_sched::{CostPolicy, TransferDirection};
 use serde_json::Value;
 use tokio::sync::watch;
 
-use super::queue::{QueuedTransfer, SavedTransfer};
+use super::queue::{QueuedTransfer, SavedTransfer, TransferIntent};
 use super::regret_meter::RegretMeter;
 use crate::fetch::boot_clock::BootInstant;
+use crate::fetch::file_stamp::FileStamp;
 use crate::fetch::jobs::{JobRequest, LastProgress};
 use crate::fetch::outcome::{TransferExit, TransferFailure};
 use crate::fetch::report::{TransferEvent, TransferReport};
@@ -38,6 +39,8 @@ pub(super) struct TransferTask {
     pub(super) running: bool,
     /// Whether the user was notified that the transfer will probably be late.
     pub(super) is_hardly: bool,
+    /// The file of a recurring upload when its run began.
+    pub(super) sent: Option<FileStamp>,
 }
 
 impl TransferTask {
@@ -58,6 +61,7 @@ impl TransferTask {
             stop: watch::channel(false).0,
             running: false,
             is_hardly: false,
+            sent: None,
             event: record.event,
         }
     }
@@ -68,6 +72,11 @@ impl TransferTask {
         self.carried_before = self.carried_by_link();
         self.counted.clear();
         self.last = None;
+    }
+
+    /// Forgets what links carried in earlier runs.
+    pub(super) fn forget_carried(&mut self) {
+        self.carried_before.clear();
     }
 
     /// Bytes by link in all runs.
@@ -86,6 +95,7 @@ impl TransferTask {
             Some("error") if self.event["exit"] == TransferExit::Cancelled as u8 => "cancelled",
             Some("error") => "failed",
             Some("paused") => "paused",
+            Some("scheduled") => "scheduled",
             Some("waiting") => "waiting",
             Some("begun" | "progress" | "switch") => "running",
             _ => "queued",
@@ -103,7 +113,9 @@ impl TransferTask {
 
     /// Whether the transfer will not continue by itself.
     pub(super) fn has_ended(&self) -> bool {
-        matches!(self.state_name(), "done" | "failed" | "cancelled")
+        // The end of a run is none of a transfer that recurs.
+        let goes_on = self.recurs() && self.saved.wish != TransferIntent::Cancel;
+        !goes_on && matches!(self.state_name(), "done" | "failed" | "cancelled")
     }
 
     /// Requests a stop; the user's intent decides what happens then.

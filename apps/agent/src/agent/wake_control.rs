@@ -61,12 +61,16 @@ pub(super) async fn run(agent: Arc<Agent>, machine: LinuxMachine, periods: ScanP
         }
         waited = standby.waits;
         let comes = |span| agent.scheduler.free_link_chance(span);
-        let vigil = dlock.plan(time(), &standby, comes);
+        let mut vigil = dlock.plan(time(), &standby, comes);
+        // A run that begins while the machine sleeps would miss its deadline.
+        let recurs = agent.next_recurring_run();
+        let recurs = recurs.map(|left| time() + Span::from(left));
+        vigil.start_at = vigil.start_at.into_iter().chain(recurs).min();
         keeper
             .apply(time(), vigil, &agent.who_runs(&waits.running))
             .await;
         lock(&agent.wake_status).vigil = vigil;
-        let is_idle = !standby.waits && !standby.runs;
+        let is_idle = !standby.waits && !standby.runs && recurs.is_none();
         let ask_again = async {
             match is_idle {
                 true => std::future::pending().await,

@@ -8,21 +8,24 @@ use bytes::{Bytes, BytesMut};
 use cedos_http::{SUPPLY_ASKED, SUPPLY_FIELD};
 use http::header::{
     ACCEPT_ENCODING, ALT_SVC, AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE,
-    CONTENT_TYPE, HOST, IF_RANGE, LOCATION, RANGE, RETRY_AFTER, USER_AGENT,
+    CONTENT_TYPE, COOKIE, HOST, IF_RANGE, LOCATION, RANGE, RETRY_AFTER, USER_AGENT,
 };
 use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::{BodyExt, Empty};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
+use jiff::Timestamp;
 use tokio::io::AsyncReadExt;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use url::Url;
 
 use super::alt_svc;
+use super::cookie_file::CookieFile;
 use super::dial::{ByteStream, Dial, EgressLink, FetchFault};
 use super::filename;
 use super::header::HeaderField;
+use super::object_version::ObjectVersion;
 use super::outcome::{TransferExit, TransferFailure, TransferReason};
 use super::proxy_status;
 use super::stream_ports;
@@ -54,10 +57,14 @@ pub struct GetRequest {
     pub to: Option<u64>,
     /// Requests the range only if the object still has this validator.
     pub if_range: Option<Validator>,
+    /// Requests the object only if it no longer has this version.
+    pub unless: Option<ObjectVersion>,
     /// Whether a redirect from `https` to `http` is followed.
     pub allow_downgrade: bool,
     /// Header fields that the user added.
     pub fields: Arc<[HeaderField]>,
+    /// The user's cookies, which go where their file says.
+    pub cookies: Option<Arc<CookieFile>>,
     /// Whether only the head is requested.
     pub head_only: bool,
 }
@@ -76,6 +83,8 @@ pub enum ContentPart {
         /// Length of the whole object.
         total: Option<u64>,
     },
+    /// The object still has the version that the request named, and the body is empty.
+    NotModified,
     /// The requested range does not exist; with the object's length if known.
     Unsatisfiable(Option<u64>),
 }
@@ -86,6 +95,8 @@ pub struct FetchResponse {
     pub part: ContentPart,
     /// The validator of the object.
     pub validator: Option<Validator>,
+    /// The version of the object, for a later conditional request.
+    pub version: Option<ObjectVersion>,
     /// A content coding that was not requested; the bytes are kept encoded.
     pub encoding: Option<String>,
     /// The file name that the origin suggests.
@@ -128,6 +139,7 @@ impl FetchResponse {
         FetchResponse {
             part: ContentPart::Range { from, to, total },
             validator,
+            version: None,
             encoding: None,
             name: None,
             media_type: None,
@@ -235,6 +247,7 @@ pub async fn exchange(
         return Ok(FetchResponse {
             part,
             validator: Validator::from_headers(&head.headers),
+            version: ObjectVersion::from_headers(&head.headers, &url),
             encoding: text(CONTENT_ENCODING).filter(|e| !e.eq_ignore_ascii_case("identity")),
             name: filename::from_headers(&head.headers),
             is_page: text(CONTENT_TYPE).is_some_and(|kind| is_page(&kind)),
@@ -300,6 +313,14 @@ fn request<'a>(
         if let Some(validator) = &ask.if_range {
             request = request.header(IF_RANGE, validator.as_str());
         }
+    }
+    let unless = ask.unless.as_ref();
+    if let Some((name, value)) = unless.and_then(|version| version.condition(url)) {
+        request = request.header(name, value);
+    }
+    let cookies = ask.cookies.as_ref();
+    if let Some(cookies) = cookies.and_then(|cookies| cookies.header_for(url, Timestamp::now())) {
+        request = request.header(COOKIE, cookies);
     }
     if let Some(credentials) = credentials {
         request = request.header(AUTHORIZATION, credentials);
@@ -386,6 +407,7 @@ fn part(
         StatusCode::OK => Ok(ContentPart::Whole(
             text(CONTENT_LENGTH).and_then(|v| v.parse().ok()),
         )),
+        StatusCode::NOT_MODIFIED if ask.unless.is_some() => Ok(ContentPart::NotModified),
         StatusCode::PARTIAL_CONTENT => {
             let range = text(CONTENT_RANGE).and_then(parse_content_range);
             match range {
@@ -452,6 +474,7 @@ fn part(
 fn were_given(ask: &GetRequest, url: &Url) -> bool {
     let given =
         credentials(&ask.url).is_some() || ask.fields.iter().any(HeaderField::is_credential);
+    let given = given || ask.cookies.is_some();
     given && url.origin() == ask.url.origin()
 }
 

@@ -115,6 +115,8 @@ pub enum JobState {
     Cancelled,
     /// The user paused the job.
     Paused,
+    /// The job recurs, and its next run is to come.
+    Scheduled,
     /// The job continues when the agent runs.
     Queued,
     /// The process is gone without a final event: it was killed, or the machine restarted.
@@ -131,6 +133,7 @@ impl BackgroundJob {
             }
             (Some("error"), _) => JobState::Failed,
             (Some("paused"), _) => JobState::Paused,
+            (Some("scheduled"), _) => JobState::Scheduled,
             (Some("queued"), Some(_)) => JobState::Queued,
             (_, None) if self.belongs_to_agent() => JobState::Queued,
             (_, None) => JobState::Gone,

@@ -151,6 +151,8 @@ impl D2tpOrigin {
             from: 0,
             to: None,
             if_range: None,
+            unless: None,
+            cookies: None,
             allow_downgrade: false,
             fields: [].into(),
             head_only: true,

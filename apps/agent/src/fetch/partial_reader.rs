@@ -158,7 +158,7 @@ mod tests {
         sink.suspend().await;
         let sink = DownloadSink::file(&destination, URL).expect("it opens");
         assert_eq!(reader.state(), PartialState::Growing { durable_bytes: 6 });
-        sink.commit(&destination, true).await.expect("whole");
+        sink.commit(&destination, true, 0).await.expect("whole");
         assert_eq!(reader.state(), PartialState::Whole { length: 6 });
         assert_eq!(reader.read(4, 2).expect("read"), b"45");
         std::fs::remove_file(&destination).expect("removed");
@@ -179,7 +179,7 @@ mod tests {
         let (again, _) = PartialReader::open(&destination).expect("some bytes");
         assert_ne!(again.edition(), reader.edition());
         // Also if nobody looked in between.
-        sink.commit(&destination, true).await.expect("whole");
+        sink.commit(&destination, true, 0).await.expect("whole");
         assert_eq!(reader.state(), PartialState::Replaced);
         assert_eq!(again.state(), PartialState::Whole { length: 6 });
     }

@@ -13,6 +13,7 @@ use d2tp_sched::CompletionEstimate;
 use serde::{Deserialize, Serialize};
 
 use super::mode::FetchMode;
+use super::object_version::ObjectVersion;
 use super::outcome::{TransferFailure, TransferReason};
 use crate::terms::TransferTerms;
 
@@ -224,6 +225,17 @@ pub struct TransferReport {
     /// The text of the origin's answer to an upload.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<String>,
+    /// Whether the object was there already in its current version, so that nothing was transferred.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub unchanged: bool,
+    /// The version of the object as the origin names it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<ObjectVersion>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+fn is_false(value: &bool) -> bool {
+    !*value
 }
 
 impl TransferReport {
@@ -264,6 +276,8 @@ impl TransferReport {
             proxy_would_add: None,
             status: None,
             answer: None,
+            unchanged: false,
+            version: None,
         }
     }
 }

@@ -11,6 +11,7 @@ use sha2::{Digest, Sha256};
 use tokio::task::JoinHandle;
 
 use super::boot_clock::BootInstant;
+use super::older_versions;
 use super::outcome::TransferFailure;
 use super::partial::{PartialFile, PartialNote};
 use crate::stream::store::random_name;
@@ -321,6 +322,7 @@ impl DownloadSink {
         self,
         destination: &Path,
         replaces: bool,
+        keep_older: u32,
     ) -> Result<PathBuf, TransferFailure> {
         match self.place {
             SinkTarget::File {
@@ -333,7 +335,9 @@ impl DownloadSink {
                 }
                 let what = format!("cannot finish {}", destination.display());
                 let committed = match replaces {
-                    true => partial.commit(destination).map(|()| destination.to_owned()),
+                    true => older_versions::keep_older(destination, keep_older)
+                        .and_then(|()| partial.commit(destination))
+                        .map(|()| destination.to_owned()),
                     false => partial.commit_beside(destination),
                 };
                 committed.map_err(|e| TransferFailure::storage(&what, &e))

@@ -31,6 +31,7 @@ use super::object::{AnswerPosition, OriginRefusal, StreamObject};
 use super::stream_transport::{AVOID, RequestConn, StreamTransport};
 use super::title::{MissingRange, StreamTitle, TitleView};
 use crate::fetch::boot_clock::BootInstant;
+use crate::fetch::cookie_file::CookieFile;
 use crate::fetch::dial::FetchFault;
 use crate::fetch::exchange::{FetchResponse, GetRequest, exchange};
 use crate::fetch::header::HeaderField;
@@ -80,6 +81,8 @@ pub struct StreamRules {
     pub duration: Option<Duration>,
     /// Header fields that the user added.
     pub fields: Arc<[HeaderField]>,
+    /// The user's cookies, which go where their file says.
+    pub cookies: Option<Arc<CookieFile>>,
     /// Whether redirects from https to http are followed.
     pub allow_downgrade: bool,
 }
@@ -524,6 +527,8 @@ impl StreamFeed {
             from: object.ask_from(missing.from),
             to: missing.to.map(|to| to - 1),
             if_range: note.validator,
+            unless: None,
+            cookies: self.rules.cookies.clone(),
             allow_downgrade: self.rules.allow_downgrade,
             fields: self.rules.fields.clone(),
             head_only: false,

@@ -259,6 +259,8 @@ impl LinkCatalog {
             from: 0,
             to: None,
             if_range: None,
+            unless: None,
+            cookies: self.rules.cookies.clone(),
             allow_downgrade: self.rules.allow_downgrade,
             fields: self.rules.fields.clone(),
             head_only: false,

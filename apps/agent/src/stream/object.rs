@@ -205,6 +205,8 @@ impl StreamObject {
         let (at, total) = match answer.part {
             ContentPart::Whole(length) => (0, length),
             ContentPart::Range { from, total, .. } => (from, total),
+            // Streams ask for no version.
+            ContentPart::NotModified => return Ok(AnswerPosition::OutOfRange),
             ContentPart::Unsatisfiable(total) => {
                 // The object ends where we thought it went on.
                 let known = state.store.note.length;

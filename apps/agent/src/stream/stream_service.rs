@@ -22,6 +22,7 @@ use super::local_server::StreamListener;
 use super::store::remove_old;
 use super::stream_transport::StreamTransport;
 use crate::fetch::boot_clock::BootInstant;
+use crate::fetch::cookie_file::CookieFile;
 use crate::fetch::direct::DirectConnector;
 use crate::fetch::header::{self, HeaderField};
 use crate::fetch::local_hosts::LocalHosts;
@@ -75,6 +76,9 @@ pub struct StreamOrder {
     /// Header fields for the requests, `Name: value`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub headers: Vec<String>,
+    /// A file of cookies for the requests, as curl and wget write it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cookies: Option<PathBuf>,
     /// A file of trusted authorities in PEM, in addition to the system's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca: Option<PathBuf>,
@@ -230,10 +234,13 @@ impl StreamOrder {
     /// The working directory is gone, or nobody says where things are kept.
     pub fn with_absolute_paths(mut self) -> Result<StreamOrder, TransferFailure> {
         self.store = Some(self.root()?);
-        for path in [&mut self.store, &mut self.key, &mut self.ca]
-            .into_iter()
-            .flatten()
-        {
+        let paths = [
+            &mut self.store,
+            &mut self.key,
+            &mut self.ca,
+            &mut self.cookies,
+        ];
+        for path in paths.into_iter().flatten() {
             *path = std::path::absolute(&*path).map_err(|error| {
                 TransferFailure::error(format!("the working directory: {error}"))
             })?;
@@ -263,6 +270,11 @@ impl StreamOrder {
         fields
             .collect::<Result<_, _>>()
             .map_err(TransferFailure::usage)
+    }
+
+    fn cookie_file(&self) -> Result<Option<Arc<CookieFile>>, TransferFailure> {
+        let read = self.cookies.as_deref().map(CookieFile::read).transpose();
+        Ok(read.map_err(TransferFailure::usage)?.map(Arc::new))
     }
 
     /// How it is to be fed.
@@ -297,6 +309,7 @@ impl StreamOrder {
             duration: plays
                 .map_err(|_| TransferFailure::usage("duration_s is a number of seconds"))?,
             fields: self.fields()?.into(),
+            cookies: self.cookie_file()?,
             allow_downgrade: self.allow_downgrade,
         })
     }
@@ -324,6 +337,7 @@ impl StreamOrder {
         let secret = |url: &Url| !url.username().is_empty() || url.password().is_some();
         let secret =
             urls.iter().any(secret) || self.fields()?.iter().any(HeaderField::is_credential);
+        let secret = secret || self.cookies.is_some();
         let Some(address) = self.prox.as_deref().filter(|text| !text.is_empty()) else {
             if self.sealed {
                 let text = "--sealed needs a proxy: give --prox too, or leave it out";

@@ -54,6 +54,20 @@ const STATE_VARIABLE: &str = "XDG_STATE_HOME";
 /// Options of the agent whose value is the name of a file.
 const PATH_OPTIONS: [&str; 2] = ["--config", "--key"];
 
+/// Whether the agent starts with the session of this user, as far as the links of enabled units tell.
+pub fn starts_with_session() -> bool {
+    let folders = [
+        config_directory()
+            .ok()
+            .map(|folder| folder.join("systemd/user")),
+        Some("/etc/systemd/user".into()),
+    ];
+    let wants = ["default.target.wants", "graphical-session.target.wants"];
+    folders.into_iter().flatten().any(|folder: PathBuf| {
+        (wants.iter()).any(|wants| folder.join(wants).join(UNIT).symlink_metadata().is_ok())
+    })
+}
+
 /// Has the agent start with the session, with the options of this command line, and starts it.
 ///
 /// # Errors

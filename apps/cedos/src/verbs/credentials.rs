@@ -1,19 +1,23 @@
 //! User names and passwords for servers: from the terminal, a file or ~/.netrc, rather than from the command
 //! line, which every user of the machine can read for as long as the program runs (proc(5), `cmdline`).
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::io::BufRead;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use crate::help::TRUST;
+use cedos_agent::fetch::cookie_file::CookieFile;
 use cedos_agent::fetch::header;
+use cedos_agent::fetch::netrc_file::{NetrcFile, set_credentials};
 use cedos_agent::fetch::report::print_stderr;
+use cedos_agent::fetch::secret_file::permission_warning;
+use cedos_agent::order::TransferOrder;
 use clap::Args;
-use netrc::Netrc;
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use url::Url;
 
 /// The most bytes of a line with a password.
@@ -39,13 +43,8 @@ pub struct CredentialArgs {
     password_file: Option<PathBuf>,
 }
 
-/// Options of [`CredentialArgs`], and whether a value follows.
-const OPTIONS: [(&str, bool); 4] = [
-    ("--netrc", false),
-    ("--netrc-file", true),
-    ("--user", true),
-    ("--password-file", true),
-];
+/// Options of [`CredentialArgs`] that a process without a terminal is not handed. A value follows each.
+const OPTIONS: [&str; 2] = ["--user", "--password-file"];
 
 fn parse_user(text: &str) -> Result<String, String> {
     match text.contains(':') {
@@ -62,6 +61,37 @@ fn parse_user(text: &str) -> Result<String, String> {
 impl CredentialArgs {
     fn is_given(&self) -> bool {
         self.netrc || self.netrc_file.is_some() || self.user.is_some()
+    }
+
+    /// The netrc file that is to be read, if one is; warns if others can read it.
+    fn netrc_path(&self) -> Result<Option<PathBuf>, String> {
+        let path = match &self.netrc_file {
+            Some(path) => Some(path.clone()),
+            None if self.netrc => Some(NetrcFile::default_path().ok_or("there is no ~/.netrc")?),
+            None => None,
+        };
+        path.as_deref().inspect(|path| warn_once(path));
+        Ok(path)
+    }
+
+    /// Puts the user name of --user and its password into the URLs. Asks for the password if it must.
+    ///
+    /// # Errors
+    /// There is none; in words.
+    pub fn apply_user(&self, urls: &mut [Url]) -> Result<(), String> {
+        match self.user {
+            Some(_) => self.apply(urls),
+            None => Ok(()),
+        }
+    }
+
+    /// Has an order name the netrc file, which is read whenever the transfer runs, so that no password is stored.
+    ///
+    /// # Errors
+    /// There is none; in words.
+    pub fn apply_to(&self, order: &mut TransferOrder) -> Result<(), String> {
+        order.netrc = self.netrc_path()?;
+        Ok(())
     }
 
     /// Puts user name and password into the URLs. Asks for the password if it must.
@@ -86,29 +116,15 @@ impl CredentialArgs {
         }
         if let Some(user) = &self.user {
             let password = self.password(user)?;
-            urls.iter_mut().for_each(|url| set(url, user, &password));
+            urls.iter_mut()
+                .for_each(|url| set_credentials(url, user, &password));
             return Ok(());
         }
-        let file = match &self.netrc_file {
-            Some(file) => file.clone(),
-            None => Netrc::get_file().ok_or("there is no ~/.netrc")?,
+        let Some(path) = self.netrc_path()? else {
+            return Ok(());
         };
-        let shown = file.display();
-        let known = Netrc::from_file(&file).map_err(|error| match error {
-            netrc::Error::Io(error) => format!("cannot read {shown}: {error}"),
-            // What the parser says may repeat a password.
-            netrc::Error::Parsing { .. } => format!("{shown} is not a netrc file"),
-        })?;
-        for url in urls {
-            let host = url.host_str().unwrap_or_default().to_owned();
-            let found = known
-                .hosts
-                .get(&host)
-                .or_else(|| known.hosts.get("default"));
-            let found = found.ok_or_else(|| format!("{shown} has no entry for {host}"))?;
-            set(url, &found.login, &found.password);
-        }
-        Ok(())
+        let file = NetrcFile::read(&path)?;
+        urls.iter_mut().try_for_each(|url| file.apply(url))
     }
 
     fn password(&self, user: &str) -> Result<String, String> {
@@ -127,10 +143,10 @@ impl CredentialArgs {
         read.map_err(|error| format!("cannot read the password in {}: {error}", file.display()))
     }
 
-    /// The command line for a process that is handed it by a pipe: with the credentials that were found in
-    /// place of where to find them, since that process has no terminal.
+    /// The command line for a process that is handed it by a pipe: with the password that was asked for in
+    /// place of --user, since that process has no terminal.
     pub fn resolved(&self, arguments: Vec<OsString>, before: &Url, after: &Url) -> Vec<OsString> {
-        if !self.is_given() {
+        if self.user.is_none() {
             return arguments;
         }
         let mut resolved = Vec::new();
@@ -138,8 +154,8 @@ impl CredentialArgs {
         while let Some(argument) = rest.next() {
             let text = argument.to_str().unwrap_or_default();
             let name = text.split('=').next().unwrap_or_default();
-            if let Some((_, has_value)) = OPTIONS.iter().find(|(option, _)| *option == name) {
-                if *has_value && name == text {
+            if OPTIONS.contains(&name) {
+                if name == text {
                     rest.next();
                 }
             } else if text.parse::<Url>().is_ok_and(|url| url == *before) {
@@ -158,13 +174,46 @@ fn first_line(input: impl BufRead) -> std::io::Result<String> {
     Ok(line.trim_end_matches(['\n', '\r']).to_owned())
 }
 
-fn set(url: &mut Url, user: &str, password: &str) {
-    // `url` leaves `%` as it is, and a reader of the URL decodes it.
-    let encoded = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
-    url.set_username(&encoded(user))
-        .expect("http has a user name");
-    url.set_password(Some(&encoded(password)))
-        .expect("http has a password");
+/// Warns if other users can read a file, once for all URLs of a command.
+fn warn_once(path: &Path) {
+    static WARNED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+    let mut warned = WARNED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(warning) = permission_warning(path).filter(|_| warned.insert(path.to_owned())) {
+        print_stderr(&format!("note: {warning}"));
+    }
+}
+
+/// The file of the user's cookies.
+#[derive(Debug, Args)]
+pub struct CookieArgs {
+    /// Send the cookies in FILE, as curl, wget and browsers' add-ons write it (Netscape format), to the hosts they
+    /// are for. The file is not changed
+    #[arg(long, value_name = "FILE", help_heading = TRUST)]
+    cookie: Option<PathBuf>,
+}
+
+impl CookieArgs {
+    /// The file, once it is known that it makes sense; warns if others can read it.
+    ///
+    /// # Errors
+    /// It cannot be read; in words.
+    pub fn path(&self) -> Result<Option<PathBuf>, String> {
+        let Some(path) = &self.cookie else {
+            return Ok(None);
+        };
+        CookieFile::read(path).map_err(|error| {
+            // curl takes the cookie itself, too.
+            let is_pair = !path.exists() && path.as_os_str().as_encoded_bytes().contains(&b'=');
+            let hint = if is_pair {
+                "; -H 'Cookie: NAME=VALUE' sends one cookie"
+            } else {
+                ""
+            };
+            error + hint
+        })?;
+        warn_once(path);
+        Ok(Some(path.clone()))
+    }
 }
 
 /// Overwrites passwords in the command line that other users of the machine see, and warns if there was one

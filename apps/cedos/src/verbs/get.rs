@@ -12,7 +12,7 @@ use d2tp_session::DrwaLambda;
 use tokio::sync::watch;
 use url::Url;
 
-use super::credentials::{CredentialArgs, hide_passwords};
+use super::credentials::{CookieArgs, CredentialArgs, hide_passwords};
 use super::device_links::watch_links;
 use super::log_levels::log_if_chosen;
 use super::qlog::QlogArgs;
@@ -24,6 +24,7 @@ use cedos_agent::fetch::forget::forget;
 use cedos_agent::fetch::header;
 use cedos_agent::fetch::jobs::{self, JobState};
 use cedos_agent::fetch::measured_rates::MeasuredRates;
+use cedos_agent::fetch::older_versions::OLDER_MAX;
 use cedos_agent::fetch::option_parsers;
 use cedos_agent::fetch::outcome::{TransferExit, TransferFailure};
 use cedos_agent::fetch::proxy::ProxyClient;
@@ -60,8 +61,12 @@ pub struct GetArgs {
     #[arg(short, long, value_name = "FILE")]
     pub(super) output: Option<PathBuf>,
 
+    /// With --every: keep the last N versions of the file that are replaced, as FILE.1 (the newest) to FILE.N
+    #[arg(long, value_name = "N", requires = "every", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=i64::from(OLDER_MAX)))]
+    keep: u32,
+
     /// Do not download what exists already under its name
-    #[arg(long)]
+    #[arg(long, conflicts_with = "every")]
     pub(super) skip_existing: bool,
 
     #[command(flatten)]
@@ -72,7 +77,7 @@ pub struct GetArgs {
     pub(super) limit_rate: Option<u64>,
 
     /// Refuse content with another digest: sha256:HEX. It is kept as FILE.bad
-    #[arg(long, value_name = "sha256:HEX", value_parser = parse_integrity, help_heading = TRUST)]
+    #[arg(long, value_name = "sha256:HEX", value_parser = parse_integrity, conflicts_with = "every", help_heading = TRUST)]
     pub(super) integrity: Option<String>,
 
     /// Use the proxy only as a tunnel: with https it then sees nothing but host and port. Always on for
@@ -81,7 +86,7 @@ pub struct GetArgs {
     sealed: bool,
 
     /// Discard a stopped download: remove its partial file, and have the proxy free its copy
-    #[arg(long, conflicts_with_all = ["detach", "dry_run"])]
+    #[arg(long, conflicts_with_all = ["detach", "dry_run", "every"])]
     forget: bool,
 
     /// Add a header field to the request, such as 'Accept: audio/mpeg'; repeatable. Fields that look like
@@ -91,6 +96,9 @@ pub struct GetArgs {
 
     #[command(flatten)]
     credentials: CredentialArgs,
+
+    #[command(flatten)]
+    cookies: CookieArgs,
 
     /// Trust the certificate authorities in FILE (PEM) besides the system's
     #[arg(long, value_name = "FILE", help_heading = TRUST)]
@@ -102,7 +110,7 @@ pub struct GetArgs {
 
     /// Show what would be done, and why; download nothing. Asks the server for the size, if a free
     /// network is up
-    #[arg(long, conflicts_with = "detach")]
+    #[arg(long, conflicts_with_all = ["detach", "every"])]
     dry_run: bool,
 
     /// With --dry-run: send nothing
@@ -159,8 +167,10 @@ fn downloads_folder() -> Result<Option<PathBuf>, String> {
 }
 
 /// Runs `cedos get` to its end.
-pub async fn run(args: GetArgs) -> ExitCode {
+pub async fn run(mut args: GetArgs) -> ExitCode {
     log_if_chosen();
+    // Nobody follows a transfer that never ends.
+    args.detach |= args.how.every.is_some();
     // Before they are hidden: a process in the background is handed all of them.
     let arguments = std::env::args_os().collect();
     hide_passwords();
@@ -181,7 +191,7 @@ pub async fn run(args: GetArgs) -> ExitCode {
 async fn start_all(args: GetArgs) -> get_batch::BatchResult {
     let urls = read_urls(&args.urls, args.input_file.as_deref());
     let mut urls = urls.map_err(TransferFailure::usage)?;
-    let found = args.credentials.apply(&mut urls);
+    let found = args.credentials.apply_user(&mut urls);
     found.map_err(TransferFailure::usage)?;
     if !args.dry_run && !args.forget {
         return get_batch::run(args, urls).await;
@@ -207,7 +217,7 @@ pub(super) async fn fetch(args: GetArgs) -> handover::FollowResult {
 
 async fn start(mut args: GetArgs, arguments: Vec<OsString>) -> handover::FollowResult {
     let asked = args.urls[0].clone();
-    let found = args.credentials.apply(&mut args.urls);
+    let found = args.credentials.apply_user(&mut args.urls);
     found.map_err(TransferFailure::usage)?;
     let url = args.urls[0].clone();
     if args.dry_run || args.forget {
@@ -236,6 +246,7 @@ async fn start(mut args: GetArgs, arguments: Vec<OsString>) -> handover::FollowR
         let mut observer = args.how.observer(false);
         return handover::submit_and_follow(agent, order, observer.as_mut(), json).await;
     }
+    args.how.refuse_to_recur_alone()?;
     if args.detach {
         prepared.job.check_path()?;
         args.how.announce_deadline(&order);
@@ -454,6 +465,8 @@ impl GetArgs {
     pub(super) fn order(&self, url: &Url) -> Result<TransferOrder, String> {
         let mut order = TransferOrder::new(TransferVerb::Get, url.as_str());
         self.how.apply_to(&mut order)?;
+        self.credentials.apply_to(&mut order)?;
+        order.cookies = self.cookies.path()?;
         match &self.output {
             Some(path) if path.as_os_str() != "-" && path.is_dir() => {
                 order.folder = Some(path.clone());
@@ -461,6 +474,13 @@ impl GetArgs {
             Some(path) => order.file = Some(path.clone()),
             None => order.folder = downloads_folder()?,
         }
+        if order.every.is_some() && order.file.is_none() {
+            // Each run replaces the file of the last one, so the first one may not find another's.
+            let job = order.job().map_err(|failure| failure.text)?;
+            job.refuse_existing().map_err(|failure| failure.text)?;
+            order.file = Some(job.expected_path());
+        }
+        order.keep_older = self.keep;
         order.integrity = self.integrity.clone();
         order.limit_rate = self.limit_rate;
         order.allow_downgrade = self.allow_downgrade;

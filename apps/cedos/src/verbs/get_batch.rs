@@ -80,6 +80,7 @@ pub(super) async fn run(args: GetArgs, urls: Vec<Url>) -> BatchResult {
         }
         return follow_agent(agent, items, &reporter).await;
     }
+    args.how.refuse_to_recur_alone()?;
     if args.detach {
         return Err(TransferFailure::usage(
             "several URLs in the background need the agent: leave --detach out, or run one command for each",

@@ -28,7 +28,7 @@ use jiff::Zoned;
 use serde_json::Value;
 
 use super::agent_start;
-use super::handover::{STILL_WAITING, follow_existing};
+use super::handover::{STILL_WAITING, follow_existing, next_run_text};
 
 /// List transfers in the background: those that run, and those that ended lately
 #[derive(Debug, Args)]
@@ -288,7 +288,7 @@ pub async fn resume(args: JobsArgs) -> anyhow::Result<ExitCode> {
     ask_for_each("resume", &args, request, RESUME_MAX, has_resumed).await
 }
 
-/// Begins again with some that failed or were cancelled.
+/// Begins again with some that failed or were cancelled, and runs those now that recur.
 pub async fn retry(args: JobsArgs) -> anyhow::Result<ExitCode> {
     let request = |id| AgentRequest::Retry { id };
     ask_for_each("retry", &args, request, RESUME_MAX, has_resumed).await
@@ -388,7 +388,7 @@ pub async fn wait(args: WaitArgs) -> anyhow::Result<ExitCode> {
         let goes_on = |transfer: &&Value| {
             !matches!(
                 state_of(transfer),
-                "done" | "failed" | "cancelled" | "gone" | "paused"
+                "done" | "failed" | "cancelled" | "gone" | "paused" | "scheduled"
             )
         };
         let known = all().await?;
@@ -526,6 +526,9 @@ fn listed(transfer: &Value, now: &Zoned) -> String {
         if let Some(promised) = promise_of(transfer).filter(|promised| promised.p < ON_TRACK) {
             line += &format!("   {}", promised.chance());
         }
+        if let Some(text) = last_run_text(transfer, now) {
+            line += &format!("   last run {text}");
+        }
     } else if transfer["last"]["deadline_met"] == false && state_of(transfer) != "cancelled" {
         line += "   late";
     }
@@ -535,6 +538,42 @@ fn listed(transfer: &Value, now: &Zoned) -> String {
         line += &format!("   {}", why.lines().next().unwrap_or_default());
     }
     line
+}
+
+/// How the last run of a transfer that recurs ended, while it waits for the next one.
+fn last_run_text(transfer: &Value, now: &Zoned) -> Option<String> {
+    let run = &transfer["last"]["last_run"];
+    let ended = run["ended"].as_str()?.parse().ok()?;
+    let outcome = run["outcome"].as_str()?;
+    let late = if run["late"] == true { ", late" } else { "" };
+    let why = run["text"].as_str().and_then(|text| text.lines().next());
+    let why = why.map(|why| format!(": {why}")).unwrap_or_default();
+    Some(format!(
+        "{}: {outcome}{late}{why}",
+        describe_time(ended, now)
+    ))
+}
+
+/// What is known of a transfer that waits for its next run.
+fn schedule_of(transfer: &Value, now: &Zoned) -> Vec<(&'static str, String)> {
+    let (event, id) = (&transfer["last"], &transfer["id"]);
+    let mut lines = Vec::new();
+    lines.extend(
+        event["every"]
+            .as_str()
+            .map(|every| ("Recurs", every.to_owned())),
+    );
+    lines.extend(next_run_text(event, now).map(|text| ("Next run", text)));
+    lines.extend(last_run_text(transfer, now).map(|text| ("Last run", text)));
+    if let Some(missed) = event["missed"].as_u64().filter(|missed| *missed > 0) {
+        let times = if missed == 1 { "time" } else { "times" };
+        let text = format!(
+            "{missed} {times}, while the machine or the agent was off; one run made up for all"
+        );
+        lines.push(("Missed", text));
+    }
+    lines.push(("Run now", format!("cedos retry {id}")));
+    lines
 }
 
 fn details(transfer: &Value, all: bool) -> Vec<(&'static str, String)> {
@@ -573,6 +612,7 @@ fn details(transfer: &Value, all: bool) -> Vec<(&'static str, String)> {
         )),
         "queued" => lines.push(("Because", "it is about to start".to_owned())),
         "paused" => lines.push(("Ends with", format!("cedos resume {id}"))),
+        "scheduled" => lines.extend(schedule_of(transfer, &Zoned::now())),
         _ => {}
     }
     if !all {
@@ -662,6 +702,30 @@ mod tests {
         let text = "origin.example answers 404 Not Found for /a";
         transfer["last"] = json!({"deadline_met": null, "exit": 1, "text": text});
         assert_eq!(listed(&transfer, &now), format!("#1 a   FAILED   {text}"));
+    }
+
+    #[test]
+    fn a_transfer_that_recurs_says_when_it_runs_next_and_how_the_last_run_went() {
+        let now: Zoned = "2030-06-07T12:00:00[Europe/Berlin]"
+            .parse()
+            .expect("a time");
+        let transfer = json!({
+            "id": 3, "standing": "scheduled", "file": "/a.pdf", "deadline": "2030-06-10T05:30:00Z",
+            "last": {"event": "scheduled", "every": "weekdays 07:30", "missed": 2,
+                     "starts": "2030-06-09T23:30:00Z", "due": "2030-06-10T05:30:00Z",
+                     "last_run": {"ended": "2030-06-07T05:12:00Z", "outcome": "failed", "late": false,
+                                  "text": "h answers 404"}},
+        });
+        assert_eq!(
+            listed(&transfer, &now),
+            "#3 a.pdf   SCHEDULED   by Mon 10 Jun 07:30   last run 07:12: failed: h answers 404"
+        );
+        assert_eq!(code_of(&transfer), STILL_WAITING);
+        let lines = schedule_of(&transfer, &now);
+        let text = "begins Mon 10 Jun 01:30, and is to be complete by Mon 10 Jun 07:30";
+        assert!(lines.contains(&("Next run", text.to_owned())), "{lines:?}");
+        let missed = "2 times, while the machine or the agent was off; one run made up for all";
+        assert!(lines.contains(&("Missed", missed.to_owned())), "{lines:?}");
     }
 
     #[test]

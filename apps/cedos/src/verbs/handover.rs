@@ -4,15 +4,18 @@ use std::time::Duration;
 
 use cedos_agent::agent::api::AgentRequest;
 use cedos_agent::agent::client::AgentApiClient;
+use cedos_agent::fetch::deadline_text::describe_time;
 use cedos_agent::fetch::outcome::{TransferExit, TransferFailure};
 use cedos_agent::fetch::report::{
     DeadlinePromise, ON_TRACK, TransferEvent, TransferObserver, percent, print_stderr, print_stdout,
 };
 use cedos_agent::order::{TransferOrder, TransferVerb};
 use d2tp_sched::format_duration;
+use jiff::Zoned;
 use serde_json::Value;
 use tokio::sync::watch;
 
+use super::agent_unit;
 use super::transfer_args::stop_except_on_hangup;
 
 /// The exit code if a transfer has not ended yet.
@@ -47,8 +50,11 @@ pub async fn submit(
             true => first_promise(&mut agent).await,
             false => None,
         };
-        let event = serde_json::json!({"event": "detached", "id": id, "file": answer["file"],
+        let mut event = serde_json::json!({"event": "detached", "id": id, "file": answer["file"],
                                       "agent": true, "promise": promise});
+        if answer["starts"].is_string() {
+            (event["starts"], event["due"]) = (answer["starts"].clone(), answer["due"].clone());
+        }
         print_stdout(&event.to_string());
     } else {
         print_stdout(&id.to_string());
@@ -60,11 +66,35 @@ pub async fn submit(
                 TransferVerb::Put => "upload",
             }
         ));
+        if let Some(text) = next_run_text(&answer, &Zoned::now()) {
+            print_stderr(&format!("The first run {text}"));
+            if !agent_unit::starts_with_session() {
+                print_stderr(
+                    "note: runs need the agent, which does not start by itself when you log in: cedos agent \
+                     --install changes that",
+                );
+            }
+        }
         if due && let Some(promised) = first_promise(&mut agent).await {
             warn_if_unlikely(&promised);
         }
     }
     Ok(TransferExit::Done)
+}
+
+/// When the next run of a transfer that recurs begins, and its deadline: `begins Mon 01:30, and is complete by Mon
+/// 07:30`.
+pub fn next_run_text(scheduled: &Value, now: &Zoned) -> Option<String> {
+    let time = |field: &str| scheduled[field].as_str()?.parse().ok();
+    let (starts, due): (jiff::Timestamp, jiff::Timestamp) = (time("starts")?, time("due")?);
+    let due = describe_time(due, now);
+    Some(match starts <= now.timestamp() {
+        true => format!("begins now, and is to be complete by {due}"),
+        false => format!(
+            "begins {}, and is to be complete by {due}",
+            describe_time(starts, now)
+        ),
+    })
 }
 
 /// What is promised of one that was just begun, if that is known soon.
@@ -74,7 +104,7 @@ async fn first_promise(agent: &mut AgentApiClient) -> Option<DeadlinePromise> {
             let event = agent.next().await?;
             if matches!(
                 event["event"].as_str(),
-                Some("progress" | "waiting" | "paused" | "done" | "error")
+                Some("progress" | "waiting" | "paused" | "scheduled" | "done" | "error")
             ) {
                 return serde_json::from_value(event["promise"].clone()).ok();
             }

@@ -39,6 +39,7 @@ pub mod receive;
 pub mod run;
 pub mod send;
 pub mod serve;
+pub mod sync;
 mod system_files;
 pub mod transfer_args;
 pub mod transport;

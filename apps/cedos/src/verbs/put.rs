@@ -11,7 +11,7 @@ use url::Url;
 
 use crate::help::COST_AND_TIME;
 
-use super::credentials::{CredentialArgs, hide_passwords};
+use super::credentials::{CookieArgs, CredentialArgs, hide_passwords};
 use super::device_links::watch_links;
 use super::get::parse_rate;
 use super::handover;
@@ -57,6 +57,9 @@ pub struct PutArgs {
     #[command(flatten)]
     credentials: CredentialArgs,
 
+    #[command(flatten)]
+    cookies: CookieArgs,
+
     /// Leave it to the agent and return
     #[arg(long)]
     detach: bool,
@@ -68,7 +71,9 @@ fn parse_type(text: &str) -> Result<String, String> {
 }
 
 /// Runs `cedos put` to its end.
-pub async fn run(args: PutArgs) -> ExitCode {
+pub async fn run(mut args: PutArgs) -> ExitCode {
+    // Nobody follows a transfer that never ends.
+    args.detach |= args.how.every.is_some();
     hide_passwords();
     match start(args).await {
         Ok(Some(exit)) => exit.into(),
@@ -81,7 +86,9 @@ pub async fn run(args: PutArgs) -> ExitCode {
 }
 
 async fn start(mut args: PutArgs) -> handover::FollowResult {
-    let found = args.credentials.apply(std::slice::from_mut(&mut args.url));
+    let found = args
+        .credentials
+        .apply_user(std::slice::from_mut(&mut args.url));
     found.map_err(TransferFailure::usage)?;
     let order = args.order().map_err(TransferFailure::usage)?;
     let mut prepared =
@@ -95,6 +102,7 @@ async fn start(mut args: PutArgs) -> handover::FollowResult {
         let mut observer = args.how.observer(false);
         return handover::submit_and_follow(agent, order, observer.as_mut(), json).await;
     }
+    args.how.refuse_to_recur_alone()?;
     if args.detach {
         let text =
             "--detach needs the agent for uploads, and there is none; without --detach it works";
@@ -130,6 +138,8 @@ impl PutArgs {
     fn order(&self) -> Result<TransferOrder, String> {
         let mut order = TransferOrder::new(TransferVerb::Put, self.url.as_str());
         self.how.apply_to(&mut order)?;
+        self.credentials.apply_to(&mut order)?;
+        order.cookies = self.cookies.path()?;
         order.file = Some(self.file.clone());
         order.post = self.post;
         order.limit_rate = self.limit_rate;

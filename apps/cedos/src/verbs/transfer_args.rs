@@ -22,13 +22,14 @@ use cedos_agent::agent::client::AgentApiClient;
 use cedos_agent::fetch::deadline_text::{describe_order_deadline, parse_deadline};
 use cedos_agent::fetch::jobs;
 use cedos_agent::fetch::option_parsers;
-use cedos_agent::fetch::outcome::TransferExit;
+use cedos_agent::fetch::outcome::{TransferExit, TransferFailure};
 use cedos_agent::fetch::report::{
     BarObserver, DigestProgress, JsonObserver, LineObserver, TransferObserver, print_stderr,
     print_stdout,
 };
 use cedos_agent::order::{Deadline, TransferOrder};
 use cedos_agent::prepared_transfer::SessionTuning;
+use cedos_agent::recurrence::RecurringTime;
 use cedos_agent::settings::UserSettings;
 use d2tp_driver::SchedulerHandle;
 use d2tp_sched::SchedulerKind;
@@ -46,6 +47,10 @@ fn parse_offload(text: &str) -> Result<AckOffload, String> {
     }
 }
 
+fn parse_every(text: &str) -> Result<RecurringTime, String> {
+    text.parse()
+}
+
 /// How a transfer is to go.
 #[derive(Debug, Args)]
 pub struct TransferArgs {
@@ -53,7 +58,7 @@ pub struct TransferArgs {
     #[arg(long, value_name = "TIME", group = "when", help_heading = COST_AND_TIME)]
     by: Option<String>,
 
-    /// Finish within SPAN from now: 2h, 45m, 1h30m [default: 6h]
+    /// Finish within SPAN from now: 2h, 45m, 1h30m [default: 6h]. With --every: begin SPAN before each time
     #[arg(long, value_name = "SPAN", group = "when", value_parser = option_parsers::parse_span, allow_hyphen_values = true, help_heading = COST_AND_TIME)]
     within: Option<Duration>,
 
@@ -64,6 +69,11 @@ pub struct TransferArgs {
     /// Start at once on any network, or fail
     #[arg(long, group = "when", help_heading = COST_AND_TIME)]
     pub now: bool,
+
+    /// Leave it to the agent to do again and again, and to finish by each of TIMES: "weekday 07:30",
+    /// "daily 6pm", "mon,fri 16:00". What has not changed is not transferred again
+    #[arg(long, value_name = "TIMES", conflicts_with_all = ["by", "when_free", "now", "alone"], value_parser = parse_every, help_heading = COST_AND_TIME)]
+    pub every: Option<RecurringTime>,
 
     /// When to use metered networks [default: free-first; any with --now; free-only with --when-free]
     #[arg(long, value_parser = word_parser::<CostPolicy, 5>(CostPolicy::ALL.map(CostPolicy::as_str)), help_heading = COST_AND_TIME)]
@@ -141,6 +151,9 @@ impl TransferArgs {
     /// By when.
     fn deadline(&self, settings: &UserSettings) -> Result<Option<Deadline>, String> {
         let within = |span: Duration| Deadline::WithinS(span.as_secs_f64());
+        if self.every.is_some() {
+            return Ok(None);
+        }
         Ok(match (&self.by, self.within) {
             (Some(by), _) => Some(parse_deadline(by, &jiff::Zoned::now())?),
             (None, Some(span)) => Some(within(span)),
@@ -183,6 +196,12 @@ impl TransferArgs {
     pub fn apply_to(&self, order: &mut TransferOrder) -> Result<(), String> {
         let settings = UserSettings::load(None).map_err(|error| error.to_string())?;
         order.deadline = self.deadline(&settings)?;
+        if let Some(every) = self.every {
+            order.every = Some(every.to_string());
+            let chosen = || settings.parsed("transfer.within", option_parsers::parse_span);
+            order.lead_s = self.within.or_else(chosen).map(|lead| lead.as_secs_f64());
+            order.recurrence().map_err(|failure| failure.text)?;
+        }
         order.policy = self.policy(&settings).as_str().to_owned();
         let if_late = self.if_late;
         let if_late = if_late.or_else(|| settings.parsed("transfer.if_late", str::parse));
@@ -232,14 +251,28 @@ impl TransferArgs {
             }
             running => running,
         }?;
-        if let Some(own) = own {
+        if let Some(own) = own.filter(|_| self.every.is_none()) {
             print_stderr(&format!(
                 "note: the agent does not support {own}, so this runs in its own process and \
                  competes with the agent"
             ));
             return None;
         }
-        Some(agent)
+        Some(agent).filter(|_| own.is_none())
+    }
+
+    /// Refuses a transfer that recurs, if the agent does not take it.
+    ///
+    /// # Errors
+    /// It recurs.
+    pub fn refuse_to_recur_alone(&self) -> Result<(), TransferFailure> {
+        match self.every {
+            Some(_) => Err(TransferFailure::usage(
+                "--every needs the agent, which is not running and cannot be started, or does not support one of \
+                 the other options: standard output, --link, --scheduler, --qlog, --drwa, d2tp://",
+            )),
+            None => Ok(()),
+        }
     }
 
     /// The scheduler that decides about links.

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 use url::Url;
 
-use super::credentials::{CredentialArgs, hide_passwords};
+use super::credentials::{CookieArgs, CredentialArgs, hide_passwords};
 use super::device_links::watch_links;
 use super::proxy_options::ProxyOptions;
 use super::transfer_args::{stop_on_signal, word_parser};
@@ -101,6 +101,9 @@ pub struct StreamArgs {
 
     #[command(flatten)]
     pub credentials: CredentialArgs,
+
+    #[command(flatten)]
+    cookies: CookieArgs,
 
     /// Trust the certificate authorities in FILE (PEM) besides the system's
     #[arg(long, value_name = "FILE", help_heading = TRUST)]
@@ -367,6 +370,7 @@ impl StreamArgs {
             sealed: self.sealed,
             key: self.key.clone(),
             headers: self.header.clone(),
+            cookies: self.cookies.path().map_err(TransferFailure::usage)?,
             ca: self.ca.clone(),
             allow_downgrade: self.allow_downgrade,
             local_hosts: self.local_hosts.clone(),

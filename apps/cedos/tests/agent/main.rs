@@ -1,6 +1,8 @@
 //! `cedos agent` as a program: its queue, its links, and the services of a desktop beside it.
 
 mod browser;
+mod credential_files;
+mod home;
 mod links;
 mod networks;
 mod on_demand;
@@ -17,3 +19,4 @@ mod podcasts_browser;
 mod podcasts_log;
 mod podcasts_page;
 mod queue;
+mod recurring;

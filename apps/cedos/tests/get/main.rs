@@ -25,5 +25,6 @@ mod rest;
 mod send_receive;
 mod serve;
 mod stream;
+mod sync;
 mod udp_blocked;
 mod upgrade;

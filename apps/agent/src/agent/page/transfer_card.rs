@@ -76,17 +76,21 @@ impl TransferCard {
             "waiting" => "Waiting",
             "queued" => "Queued",
             "paused" => "Paused",
+            "scheduled" => "Scheduled",
             "done" if event["deadline_met"] == false => "Complete, but late",
             "done" => "Complete",
             "failed" => "Failed",
             "cancelled" => "Cancelled",
             _ => "Interrupted",
         };
-        let is_unfinished = matches!(state, "running" | "waiting" | "queued" | "paused");
+        let is_unfinished = matches!(
+            state,
+            "running" | "waiting" | "queued" | "paused" | "scheduled"
+        );
         // Only the agent tells the priority.
         let is_agents = !transfer["priority"].is_null();
         let toggle = match state {
-            "running" | "waiting" | "queued" => Some(TransferButton {
+            "running" | "waiting" | "queued" | "scheduled" => Some(TransferButton {
                 value: "pause",
                 text: "Pause",
             }),
@@ -292,6 +296,7 @@ mod tests {
         assert_eq!(offered("queued"), (Some("pause"), true));
         assert_eq!(offered("running"), (Some("pause"), true));
         assert_eq!(offered("paused"), (Some("resume"), true));
+        assert_eq!(offered("scheduled"), (Some("pause"), true));
         assert_eq!(offered("failed"), (Some("retry"), false));
         assert_eq!(offered("cancelled"), (Some("retry"), false));
         assert_eq!(offered("done"), (None, false));

@@ -252,7 +252,7 @@ mod tests {
         assert_eq!(bytes_of(step(&copy, 100, Some(150), kept)), Some(50));
         assert_eq!(bytes_of(step(&copy, 150, Some(150), kept)), None);
         sink.append(&[7; 100]).expect("written");
-        sink.commit(&destination, true).await.expect("whole");
+        sink.commit(&destination, true, 0).await.expect("whole");
         assert_eq!(bytes_of(step(&copy, 100, to, kept)), Some(reserve + 100));
         assert_eq!(bytes_of(step(&copy, end, to, kept)), None);
         assert_eq!(bytes_of(step(&copy, 100, None, kept)), Some(reserve + 100));

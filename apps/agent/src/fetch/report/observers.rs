@@ -260,6 +260,9 @@ pub(super) fn event_line(event: &TransferEvent) -> Option<String> {
 
 /// The line for a complete object: its size, how long it took, what carried it, and its digest.
 pub(super) fn report_line(report: &TransferReport) -> String {
+    if report.unchanged {
+        return format!("{}: unchanged, so nothing was transferred", report.file);
+    }
     format!(
         "{}: {} in {}{}, sha256 {}",
         report.file,

@@ -380,6 +380,8 @@ impl<'a> TransferControl<'a> {
             proxy_would_add: None,
             status: None,
             answer: None,
+            unchanged: false,
+            version: None,
         };
         fill(&mut report, whole);
         self.reporter.ended(report);

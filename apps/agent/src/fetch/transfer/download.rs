@@ -20,6 +20,7 @@ use super::source::TransferSource;
 use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::dial::{EgressLink, FetchFault};
 use crate::fetch::exchange::{ContentPart, FetchResponse, GetRequest, exchange};
+use crate::fetch::object_version::ObjectVersion;
 use crate::fetch::outcome::TransferFailure;
 use crate::fetch::sink::{DownloadSink, OVERLAP_BYTES_MAX};
 
@@ -50,6 +51,10 @@ pub(super) struct Download {
     said_encoding: bool,
     /// The file name that the origin suggests.
     offered_name: Option<String>,
+    /// The version of the object, as the last answer names it.
+    version: Option<ObjectVersion>,
+    /// Whether the destination holds the object already.
+    is_unchanged: bool,
 }
 
 /// An answer that continues the bytes held.
@@ -105,6 +110,8 @@ impl Download {
             encoding: None,
             said_encoding: false,
             offered_name: None,
+            version: None,
+            is_unchanged: false,
         })
     }
 
@@ -151,6 +158,7 @@ impl Download {
             from,
             to,
             if_range: self.sink.note.validator.clone().filter(|_| continues),
+            unless: job.unless.clone().filter(|_| held == 0),
             ..whole_object(job)
         }
     }
@@ -201,6 +209,8 @@ pub(super) fn whole_object(job: &TransferJob) -> GetRequest {
         from: 0,
         to: None,
         if_range: None,
+        unless: None,
+        cookies: job.cookies.clone(),
         allow_downgrade: job.allow_downgrade,
         fields: job.fields.clone(),
         head_only: false,
@@ -319,6 +329,9 @@ impl<'a, S: TransferSource<'a>> TransferContent<'a, S> for Download {
         source: &mut S,
         _control: &mut TransferControl<'_>,
     ) -> Result<AnswerEnd, FetchFault> {
+        if self.is_unchanged {
+            return Ok(AnswerEnd::Whole);
+        }
         if cut_short {
             return Ok(self.end_of_answer(false));
         }
@@ -348,7 +361,7 @@ impl<'a, S: TransferSource<'a>> TransferContent<'a, S> for Download {
     }
 
     async fn settle(&mut self, source: &S) -> Result<(), TransferFailure> {
-        if !source.frees_what_arrived() {
+        if !source.frees_what_arrived() || self.is_unchanged {
             return Ok(());
         }
         // Nobody can be asked for the length any more, if nobody knew it before.

@@ -9,8 +9,10 @@ use d2tp_links::Link;
 use tokio::sync::watch;
 use url::Url;
 
+use crate::fetch::cookie_file::CookieFile;
 use crate::fetch::filename;
 use crate::fetch::header::HeaderField;
+use crate::fetch::object_version::ObjectVersion;
 use crate::fetch::outcome::TransferFailure;
 use crate::fetch::rate_limiter::RateLimiter;
 use crate::fetch::sink;
@@ -66,6 +68,12 @@ pub struct TransferJob {
     pub allow_downgrade: bool,
     /// Header fields that the user added.
     pub fields: Arc<[HeaderField]>,
+    /// The user's cookies, which go where their file says.
+    pub cookies: Option<Arc<CookieFile>>,
+    /// The version of the object that the destination holds: unless it has changed, nothing is transferred.
+    pub unless: Option<ObjectVersion>,
+    /// Older versions of the file that are kept when it is replaced.
+    pub keep_older: u32,
 }
 
 impl TransferJob {

@@ -22,8 +22,15 @@ impl Download {
     ) -> TransferExit {
         let end = control.end_moment();
         let job = control.job;
-        let sha256 = self.sink.sha256_hex();
-        let bytes = self.sink.held_bytes();
+        let is_unchanged = self.is_unchanged && outcome.is_ok();
+        let (bytes, sha256) = match is_unchanged {
+            true => (
+                self.named.metadata().map_or(0, |file| file.len()),
+                String::new(),
+            ),
+            false => (self.sink.held_bytes(), self.sink.sha256_hex()),
+        };
+        let version = self.version.take();
         let mut file = self.final_path(&job.destination, outcome.is_ok());
         // After a restart from zero nothing of an earlier run is left.
         let held_bytes = match self.restarts {
@@ -33,12 +40,18 @@ impl Download {
         let (came, encoding) = (self.came, self.encoding.take());
         let duplicate_bytes = self.duplicate_bytes + duplicates;
         let (outcome, resumable_bytes) = match (outcome, job.integrity) {
+            (Ok(()), _) if is_unchanged => {
+                file.clone_from(&self.named);
+                self.sink.suspend().await;
+                (Ok(()), 0)
+            }
             (Ok(()), Some(wanted)) if hex::encode(wanted) != sha256 => {
                 (Err(self.refuse_digest(&sha256, wanted).await), 0)
             }
             (Ok(()), _) => {
                 let replaces = matches!(job.destination, Destination::File(_));
-                match self.commit(&file, replaces, &sha256, end).await {
+                let keep = job.keep_older;
+                match self.commit(&file, replaces, keep, &sha256, end).await {
                     Ok(path) => {
                         file = path;
                         (Ok(()), 0)
@@ -64,6 +77,8 @@ impl Download {
             report.content_encoding = encoding;
             report.resumable_bytes = resumable_bytes;
             report.proxy_would_add = proxy_would_add;
+            report.unchanged = is_unchanged;
+            report.version = version;
         })
     }
 
@@ -110,6 +125,7 @@ impl Download {
         self,
         file: &Path,
         replaces: bool,
+        keep_older: u32,
         sha256: &str,
         end: EndMoment,
     ) -> Result<PathBuf, (TransferFailure, u64)> {
@@ -127,7 +143,7 @@ impl Download {
                 tracing::warn!(%error, "cannot save that the object is complete");
             }
         }
-        let committed = self.sink.commit(file, replaces).await;
+        let committed = self.sink.commit(file, replaces, keep_older).await;
         committed.map_err(|failure| (failure, safe))
     }
 }

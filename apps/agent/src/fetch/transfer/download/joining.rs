@@ -31,6 +31,7 @@ impl Download {
         }
         self.encoding.clone_from(&answer.encoding);
         self.offered_name.clone_from(&answer.name);
+        self.version.clone_from(&answer.version);
         let held = self.sink.held_bytes();
         match answer.part {
             ContentPart::Whole(length) => self.join_whole(answer, ask, length, control).map(Some),
@@ -56,6 +57,10 @@ impl Download {
                 let overlap = (held - from) as usize;
                 let tail = self.sink.tail();
                 Ok(Some(tail[tail.len() - overlap..].to_vec()))
+            }
+            ContentPart::NotModified => {
+                self.is_unchanged = true;
+                Ok(Some(Vec::new()))
             }
             ContentPart::Unsatisfiable(_) => {
                 if held == 0 {

@@ -216,6 +216,9 @@ mod tests {
             stall: Duration::from_secs(10),
             allow_downgrade: false,
             fields: [].into(),
+            cookies: None,
+            unless: None,
+            keep_older: 0,
         };
         let file = tempfile::NamedTempFile::new().unwrap();
         let token = Some("token".to_owned());

@@ -308,6 +308,9 @@ async fn run(
         stall: Duration::from_secs(10),
         allow_downgrade: false,
         fields: [].into(),
+        cookies: None,
+        unless: None,
+        keep_older: 0,
     };
     let (links, watched) = watch::channel(Arc::new(Vec::new()));
     let (_stop, stop) = watch::channel(stopped);
