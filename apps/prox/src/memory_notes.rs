@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use d2tp_driver::{
-    CommitReport, JournalBatch, JournalError, JournalSessionKey, OwnershipClaim, RecordStore,
-    SharedRecords, SharedSession, StoreFuture,
+    CommitReport, JournalBatch, JournalError, JournalSessionKey, OwnerAnswer, OwnerQuestion,
+    OwnershipClaim, RecordStore, SharedRecords, SharedSession, StoreFuture,
 };
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
@@ -170,6 +170,18 @@ impl SharedRecords for MemoryNotes {
     }
 
     fn next_lost(&self) -> StoreFuture<JournalSessionKey> {
+        unreachable!("only notes are tested")
+    }
+
+    fn ask_owner(&self, _: JournalSessionKey, _: String) -> StoreFuture<OwnerAnswer> {
+        unreachable!("only notes are tested")
+    }
+
+    fn next_question(&self) -> StoreFuture<OwnerQuestion> {
+        unreachable!("only notes are tested")
+    }
+
+    fn answer_question(&self, _: OwnerQuestion, _: OwnerAnswer) -> StoreFuture<()> {
         unreachable!("only notes are tested")
     }
 

@@ -15,9 +15,7 @@
 //! store counts both.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io;
-use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -49,6 +47,8 @@ struct TakenCopy {
 struct TakenFile {
     entry: CopyRecord,
     progress: StoredProgress,
+    /// How many bytes of the file count.
+    have: u64,
     /// The version of the file that other nodes may still read.
     old_version: Option<u64>,
 }
@@ -69,16 +69,6 @@ fn valid_bytes(entry: &CopyRecord, progress: &StoredProgress, boot: u32, len: u6
     match boot != 0 && (began_here || progress.boot == boot) {
         true => len,
         false => progress.synced.min(len),
-    }
-}
-
-/// Copies a file, and syncs the copy and its name: from then on its bytes count as synced. Blocks.
-fn copy_synced(from: &Path, to: &Path) -> io::Result<()> {
-    std::fs::copy(from, to)?;
-    File::open(to)?.sync_all()?;
-    match to.parent() {
-        Some(folder) => File::open(folder)?.sync_all(),
-        None => Ok(()),
     }
 }
 
@@ -104,6 +94,7 @@ async fn take_over_file(
         copy_store.set_version(id, progress.version);
         return Ok(TakeOver::Taken(Box::new(TakenFile {
             entry,
+            have: progress.synced,
             progress,
             old_version: None,
         })));
@@ -111,15 +102,16 @@ async fn take_over_file(
     if entry.origin_validator.is_none() && entry.total != Some(have) {
         return Ok(TakeOver::Nothing); // The rest may be of another object.
     }
+    // Its flow does not wait for a sync: in this boot all bytes count, and they are recorded as synced when they are.
     let taken = StoredProgress {
-        synced: have,
+        synced: 0,
         whole: false,
         boot,
         version: copy_store.new_version(),
     };
     let new = copy_store.path_of_version(id, taken.version);
     let (from, to) = (path, new.clone());
-    let copied = tokio::task::spawn_blocking(move || copy_synced(&from, &to)).await;
+    let copied = tokio::task::spawn_blocking(move || std::fs::copy(&from, &to)).await;
     if let Err(error) = copied.unwrap_or_else(|error| Err(io::Error::other(error))) {
         tracing::error!(%error, "a copy cannot be taken over");
         return Ok(TakeOver::Again);
@@ -144,6 +136,7 @@ async fn take_over_file(
     Ok(TakeOver::Taken(Box::new(TakenFile {
         entry,
         progress: taken,
+        have,
         old_version: Some(progress.version),
     })))
 }
@@ -241,7 +234,10 @@ impl Prox {
         match &copy {
             None => copy_store.let_go_shared(id),
             // It lies in a file of this node now; that of the node before goes with it.
-            Some(copy) if !is_whole(copy) => drop(shared.hold_alone(id).await),
+            Some(copy) if old_version.is_some() => {
+                copy.body.sync_with_name();
+                drop(shared.hold_alone(id).await);
+            }
             Some(_) => {}
         }
         copy
@@ -255,10 +251,13 @@ impl Prox {
         found: &TakenFile,
     ) -> Option<TakenCopy> {
         let TakenFile {
-            entry, progress, ..
+            entry,
+            progress,
+            have,
+            ..
         } = found;
+        let have = *have;
         let (head, request) = CopyHead::from_entry(entry)?;
-        let have = progress.synced;
         let counted = entry.total.unwrap_or(0).max(have);
         if self.ledger.reserve_restored(entry.client, counted).is_err() {
             tracing::warn!(id, "a copy does not fit the quotas of this node");

@@ -93,6 +93,8 @@ pub(crate) struct DeviceNodes {
     pub(crate) default_route: Vec<(LinkId, usize)>,
     /// How long paths with data in flight have heard nothing, if some have data in flight.
     pub(crate) unheard: Option<UnheardTime>,
+    /// Whether a flow waits on paths that fell quiet a moment ago: their probes, and silence, are still to come.
+    pub(crate) is_quiet: bool,
     /// When the node in use was asked first, and how long its handshake took, if it has completed one.
     pub(crate) asked_at: Time,
     pub(crate) handshake_took: Option<Span>,
@@ -114,6 +116,7 @@ impl DeviceNodes {
             list,
             default_route: Vec::new(),
             unheard: None,
+            is_quiet: false,
             payload: 0,
             answers,
             answered: Some(answered),

@@ -39,6 +39,8 @@ const FIRST_PART: usize = 10_000;
 const PART: usize = 500;
 /// How long to wait after a failed write of the journal.
 const AGAIN_AFTER: Duration = Duration::from_secs(5); // a guess
+/// How long to wait after a failed write to a store that nodes share: meanwhile no other node can go on with what began.
+const SHARED_AGAIN_AFTER: Duration = Duration::from_millis(500); // a guess
 
 pub(crate) fn key_of(inner: &DriverCore, id: SessionId) -> Option<JournalSessionKey> {
     let session = inner.core.session(id)?;
@@ -353,22 +355,31 @@ fn take_batch(inner: &mut DriverCore) -> JournalBatch {
 
 /// Writes changes to the journal while the server runs.
 pub(crate) async fn journal_writer(shared: Arc<DriverShared>) {
-    let (journal, news) = {
+    let (journal, news, is_shared) = {
         let inner = shared.inner.lock();
         let Some(journal) = inner.hibernation.journal.clone() else {
             return;
         };
-        (journal, inner.hibernation.changed.clone())
+        let is_shared = inner.hibernation.shared.is_some();
+        (journal, inner.hibernation.changed.clone(), is_shared)
+    };
+    let again_after = match is_shared {
+        true => SHARED_AGAIN_AFTER,
+        false => AGAIN_AFTER,
     };
     loop {
         news.notified().await;
-        tokio::time::sleep(GATHER).await;
+        // A shared store syncs by itself, and what it does not know yet is lost with this node: changes are collected
+        // only while others are being written.
+        if !is_shared {
+            tokio::time::sleep(GATHER).await;
+        }
         if shared.inner.lock().stopped {
             return;
         }
         if let Err(error) = write_batch(&shared, &journal).await {
             tracing::error!(%error, "sleeping sessions would be lost in a crash now");
-            tokio::time::sleep(AGAIN_AFTER).await;
+            tokio::time::sleep(again_after).await;
             news.notify_one();
         }
     }
@@ -379,6 +390,8 @@ pub(crate) async fn write_batch(
     shared: &Arc<DriverShared>,
     journal: &Arc<dyn RecordStore>,
 ) -> Result<(), JournalError> {
+    let turn = shared.inner.lock().hibernation.write_turn.clone();
+    let _turn = turn.lock().await;
     let batch = {
         let mut inner = shared.inner.lock();
         let batch = take_batch(&mut inner);

@@ -26,6 +26,8 @@ pub(crate) struct HibernationState {
     pub(crate) shared: Option<SharedState>,
     /// The sessions of which changes are being written.
     pub(crate) writing: HashSet<JournalSessionKey>,
+    /// Held by who writes: one at a time.
+    pub(crate) write_turn: Arc<tokio::sync::Mutex<()>>,
     /// Suspended sessions, by the time at which they may hibernate.
     pub(crate) hibernate_at: BTreeSet<(Time, SessionId)>,
     /// Memos of hibernated flows, if there is no journal to hold them; with a shared one, those of sessions that are

@@ -63,6 +63,7 @@ mod server_list;
 mod server_lookup;
 mod server_nodes;
 mod service_records;
+mod session_handoff;
 mod session_moves;
 mod shared_records;
 mod shared_state;
@@ -119,7 +120,8 @@ pub use provided_links::{ProvidedLink, ProvidedLinks};
 pub use proxy_reset::ResetCause;
 pub use qlog::{OpenQlogFile, QLOG_QUEUE_MAX, Qlog};
 pub use record_store::{
-    CommitReport, OwnershipClaim, RecordStore, SharedRecords, SharedSession, StoreFuture,
+    CommitReport, OwnerAnswer, OwnerQuestion, OwnershipClaim, RecordStore, SharedRecords,
+    SharedSession, StoreFuture,
 };
 pub use relay_host::{DeviceRelays, IncomingCalls, RelayError, RelayHandle};
 pub use relay_meter::RelayMeter;

@@ -26,6 +26,9 @@ use crate::version_probe::{VersionProbeAnswer, probe_version_from};
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// The interval of looks at paths while data is in flight and no packet arrives.
 const OWED_LOOK_EVERY: Span = Span::from_millis(250);
+/// How long after the last packet looks go on while a flow waits: a path is probed after two probe timeouts (R-PATH-9).
+/// No event tells of that.
+const QUIET_LOOKED_AT_FOR: Span = Span::from_secs(4); // a guess: probe timeouts of slow links
 /// How long a path on which data is in flight may hear nothing before its node counts as silent, although the
 /// path does not yet.
 const UNHEARD_MAX: Span = Span::from_millis(500); // as `SILENCE_MIN` of links in `d2tp-device`
@@ -113,6 +116,8 @@ impl DeviceInner {
         // All paths together: some data may be in flight on one and be answered on another.
         let owes = active().any(|path| path.in_flight > 0);
         let heard = active().map(|path| path.heard_at).max();
+        nodes.is_quiet =
+            flows.are_open && heard.is_some_and(|heard| now.since(heard) < QUIET_LOOKED_AT_FOR);
         let heard = heard.filter(|_| owes);
         let due = nodes.look_due;
         nodes.unheard = heard.map(|heard| UnheardTime::after(nodes.unheard, now, heard, due));
@@ -408,8 +413,8 @@ impl DeviceInner {
             }
         }
         let mut nodes = self.nodes.lock();
-        let owed = nodes.unheard.filter(|_| view.answering.is_some());
-        let owed = owed.map(|_| clock::now() + OWED_LOOK_EVERY);
+        let is_due = (nodes.unheard.is_some() || nodes.is_quiet) && view.answering.is_some();
+        let owed = is_due.then(|| clock::now() + OWED_LOOK_EVERY);
         let next = nodes.choice.next_timeout(&view);
         let next = next.into_iter().chain(owed).min();
         nodes.look_due = next.unwrap_or(Time::NEVER);

@@ -78,6 +78,8 @@ pub struct SharedSession {
     pub epoch: u32,
     /// Whether this process is the owner.
     pub is_ours: bool,
+    /// The process that owns it, by a name of the store.
+    pub owner: String,
     /// Counts the writes of the session, so that a node notices those since its lookup.
     pub version: u64,
     /// The record, as encoded by [`d2tp_session::SessionRecord::encode`]; none if nothing of the session sleeps.
@@ -105,6 +107,30 @@ pub enum OwnershipClaim {
         /// Whether that is this process, with a later epoch.
         is_ours: bool,
     },
+}
+
+/// A question of another process for a session that this one owns: its device came there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnerQuestion {
+    /// The session for which the other process asks.
+    pub session: JournalSessionKey,
+    /// The number by which the asking process knows the question.
+    pub number: u64,
+    /// The process that asks, by a name of the store.
+    pub asker: String,
+}
+
+/// What the owner of a session says to a process to which its device came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OwnerAnswer {
+    /// The owner has written what the store lacked of the session: look it up again.
+    Written,
+    /// The owner has nothing of the session that the store lacks.
+    Nothing,
+    /// A flow of the session is not in the store yet: another process would lose it. Its device is to try later.
+    Busy,
+    /// The owner does not answer.
+    Gone,
 }
 
 /// Records that several nodes share.
@@ -136,6 +162,16 @@ pub trait SharedRecords: RecordStore {
 
     /// The next session that another node has taken over, of which no [`CommitReport`] was delivered.
     fn next_lost(&self) -> StoreFuture<JournalSessionKey>;
+
+    /// Asks the process that owns a session for what it has of it, before another claims the session. A process that
+    /// was killed is found to be gone at once.
+    fn ask_owner(&self, key: JournalSessionKey, owner: String) -> StoreFuture<OwnerAnswer>;
+
+    /// The next question for a session that this process owns, or owned.
+    fn next_question(&self) -> StoreFuture<OwnerQuestion>;
+
+    /// Answers a question.
+    fn answer_question(&self, question: OwnerQuestion, answer: OwnerAnswer) -> StoreFuture<()>;
 
     /// A note of the application, as [`RecordStore::note`] without blocking.
     fn read_note(&self, name: &[u8]) -> StoreFuture<Option<Vec<u8>>>;

@@ -26,6 +26,7 @@ use crate::record_store::RecordStore;
 use crate::relay_meter::RelayMeter;
 use crate::relay_state::{AbortOnDrop, RelayHost};
 use crate::secrets::{derive, seed};
+use crate::session_handoff;
 use crate::shared_records;
 use crate::source::HostKey;
 use crate::stream_acceptor;
@@ -190,7 +191,11 @@ impl Server {
         let engines: Vec<_> = workers.iter().map(|(shared, _)| shared.clone()).collect();
         workers::connect(&engines);
         if let Some(store) = rest.journal.and_then(RecordStore::as_shared) {
-            let workers = engines.iter().map(Arc::downgrade).collect();
+            let workers: Vec<_> = engines.iter().map(Arc::downgrade).collect();
+            tokio::spawn(session_handoff::answer_questions(
+                store.clone(),
+                workers.clone(),
+            ));
             tokio::spawn(shared_records::hear_losses(store, workers));
         }
         for (shared, sockets) in workers {

@@ -2,7 +2,8 @@
 //! of what another node has taken over.
 //!
 //! ```text
-//!  SYN ─▶ lookup ─▶ adopted for this handshake ─▶ first packet ─▶ claim ─▶ owned: awake
+//!  SYN ─▶ lookup ─▶ another node owns it: asked for what it has (session_handoff.rs)
+//!            │  ─▶ adopted for this handshake ─▶ first packet ─▶ claim ─▶ owned: awake
 //!            │                                                      └────▶ lost: the device begins again
 //!            └ the store does not answer ─▶ "later", the device tries again
 //!  a write is refused, or a lookup finds a later epoch ─▶ the session ends here, without a word to its device
@@ -19,8 +20,8 @@ use d2tp_session::{
 
 use crate::clock;
 use crate::driver_core::{DriverCore, DriverShared};
-use crate::journal::{JournalBatch, JournalSessionKey};
-use crate::record_store::{OwnershipClaim, SharedRecords, SharedSession};
+use crate::journal::{JournalBatch, JournalError, JournalSessionKey};
+use crate::record_store::{OwnerAnswer, OwnershipClaim, SharedRecords, SharedSession};
 
 /// The most lookups and claims at once. SYNs of others wait in the core, which has a bound of its own.
 const REQUESTS_MAX: usize = 64; // a guess
@@ -52,7 +53,7 @@ async fn look_up(shared: Arc<DriverShared>, store: Arc<dyn SharedRecords>, sough
         peer: sought.peer(),
         instance: sought.instance(),
     };
-    let found = store.look_up(key).await;
+    let (found, is_busy) = look_up_written(&store, key).await;
     let mut inner = shared.inner.lock();
     let now = clock::now();
     let Some(state) = &mut inner.hibernation.shared else {
@@ -60,6 +61,7 @@ async fn look_up(shared: Arc<DriverShared>, store: Arc<dyn SharedRecords>, sough
     };
     state.requests -= 1;
     match found {
+        Ok(_) if is_busy => inner.core.defer_lookup(sought),
         Ok(found) => {
             adopt(&mut inner, now, key, found);
             inner.core.finish_lookup(now, sought);
@@ -71,6 +73,25 @@ async fn look_up(shared: Arc<DriverShared>, store: Arc<dyn SharedRecords>, sough
     }
     drop(inner);
     shared.wake();
+}
+
+/// Looks up a session after its owner has written what it had of it, and whether its device has to stay with its owner
+/// for now.
+async fn look_up_written(
+    store: &Arc<dyn SharedRecords>,
+    key: JournalSessionKey,
+) -> (Result<Option<SharedSession>, JournalError>, bool) {
+    let found = store.look_up(key).await;
+    let owner = match &found {
+        Ok(Some(session)) if !session.is_ours => session.owner.clone(),
+        _ => return (found, false),
+    };
+    match store.ask_owner(key, owner).await {
+        Ok(OwnerAnswer::Written) => (store.look_up(key).await, false),
+        Ok(OwnerAnswer::Busy) => (found, true),
+        Ok(OwnerAnswer::Nothing | OwnerAnswer::Gone) => (found, false),
+        Err(error) => (Err(error), false),
+    }
 }
 
 /// Takes what the store has of a session, unless this process knows better.

@@ -23,6 +23,8 @@ pub(crate) struct SharedState {
     pub(crate) owned: HashMap<SessionId, JournalSessionKey>,
     /// No record may go before this time.
     pub(crate) next_release: Time,
+    /// Since when other nodes ask for sessions that have flows which the store does not know.
+    pub(crate) asked_since: HashMap<JournalSessionKey, Time>,
     said: Time,
 }
 
@@ -41,6 +43,7 @@ impl SharedState {
             adopted: BTreeMap::new(),
             owned: HashMap::new(),
             next_release: Time::NEVER,
+            asked_since: HashMap::new(),
             said: Time::ZERO,
         }
     }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use d2tp_driver::JournalError;
 use parking_lot::Mutex;
-use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, RedisError, cmd};
+use redis::aio::{MultiplexedConnection, PubSubStream};
+use redis::{AsyncConnectionConfig, Client, ErrorKind, RedisError, cmd};
 
 use crate::scripts::{SCRIPTS, ScriptEffect, StoreScript};
 
@@ -311,6 +311,34 @@ impl StoreConnection {
                 Err(self.in_words(&error))
             }
         }
+    }
+
+    /// Sends a message to who listens to a channel. Returns how many do.
+    pub(crate) async fn publish(&self, channel: &[u8], text: &str) -> Result<u64, JournalError> {
+        let mut connection = self.connection().await?;
+        let number = connection.number;
+        let message = cmd("PUBLISH").arg(channel).arg(text).to_owned();
+        let heard: Result<u64, RedisError> = message.query_async(&mut connection.io).await;
+        match heard {
+            Ok(heard) => Ok(heard),
+            Err(error) => {
+                self.drop_connection(number).await;
+                Err(self.in_words(&error))
+            }
+        }
+    }
+
+    /// Listens to a channel, on a connection of its own. The stream ends with the connection.
+    pub(crate) async fn listen(&self, channel: &[u8]) -> Result<PubSubStream, RedisError> {
+        let listening = async {
+            let mut connection = self.client.get_async_pubsub().await?;
+            connection.subscribe(channel).await?;
+            Ok(connection.into_on_message())
+        };
+        let late = |_| RedisError::from((ErrorKind::Io, "the store does not answer"));
+        tokio::time::timeout(CONNECT_WITHIN, listening)
+            .await
+            .map_err(late)?
     }
 
     /// Removes a member of a sorted set.

@@ -14,6 +14,7 @@
 
 mod check;
 mod connection;
+mod owner_questions;
 mod scripts;
 
 use std::collections::{HashMap, VecDeque};
@@ -22,8 +23,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use d2tp_driver::{
-    CommitReport, JournalBatch, JournalError, JournalFlowKey, JournalSessionKey, OwnershipClaim,
-    RecordStore, SharedRecords, SharedSession, StoreFuture,
+    CommitReport, JournalBatch, JournalError, JournalFlowKey, JournalSessionKey, OwnerAnswer,
+    OwnerQuestion, OwnershipClaim, RecordStore, SharedRecords, SharedSession, StoreFuture,
 };
 use d2tp_session::{FlowId, SessionRecord};
 use futures_util::stream::{self, StreamExt as _};
@@ -33,6 +34,7 @@ use tokio::sync::Notify;
 
 pub use connection::StoreHealth;
 use connection::{ScriptAnswer, ScriptCall, StoreConnection};
+use owner_questions::OwnerQuestions;
 use scripts::SCRIPTS;
 
 /// How many commands of one batch are on their way at once.
@@ -101,6 +103,7 @@ struct StoreInner {
     /// Sessions that another process has taken over, and of which no report was delivered.
     lost: Mutex<VecDeque<JournalSessionKey>>,
     has_lost: Notify,
+    questions: OwnerQuestions,
 }
 
 impl std::fmt::Debug for RedisStore {
@@ -175,6 +178,7 @@ impl RedisStore {
             has_free_objects: Notify::new(),
             lost: Mutex::default(),
             has_lost: Notify::new(),
+            questions: OwnerQuestions::default(),
         });
         let store = RedisStore {
             inner: inner.clone(),
@@ -201,6 +205,7 @@ impl RedisStore {
         if let Some(runtime) = &self.runtime {
             runtime.spawn(keep_lease(Arc::downgrade(&self.inner)));
             runtime.spawn(sweep(Arc::downgrade(&self.inner)));
+            runtime.spawn(owner_questions::listen(Arc::downgrade(&self.inner)));
         }
     }
 
@@ -365,6 +370,21 @@ impl SharedRecords for RedisStore {
         })
     }
 
+    fn ask_owner(&self, key: JournalSessionKey, owner: String) -> StoreFuture<OwnerAnswer> {
+        let inner = self.inner.clone();
+        self.spawn(async move { inner.ask_owner(key, &owner).await })
+    }
+
+    fn next_question(&self) -> StoreFuture<OwnerQuestion> {
+        let inner = self.inner.clone();
+        self.spawn(async move { Ok(inner.questions.next().await) })
+    }
+
+    fn answer_question(&self, question: OwnerQuestion, answer: OwnerAnswer) -> StoreFuture<()> {
+        let inner = self.inner.clone();
+        self.spawn(async move { inner.answer_question(&question, answer).await })
+    }
+
     fn read_note(&self, name: &[u8]) -> StoreFuture<Option<Vec<u8>>> {
         let (inner, key) = (self.inner.clone(), self.inner.key(b"n", name));
         self.spawn(async move { inner.connection.value(&key).await })
@@ -463,6 +483,7 @@ impl StoreInner {
         let mut found = SharedSession {
             epoch: 0,
             is_ours: false,
+            owner: String::new(),
             version: 0,
             record: None,
             age: Duration::ZERO.into(),
@@ -473,7 +494,10 @@ impl StoreInner {
             let (field, value) = (&pair[0], &pair[1]);
             match field.split_first()? {
                 (b'e', []) => found.epoch = number(value)?.try_into().ok()?,
-                (b'o', []) => found.is_ours = *value == self.connection.process.as_bytes(),
+                (b'o', []) => {
+                    found.is_ours = *value == self.connection.process.as_bytes();
+                    found.owner = String::from_utf8_lossy(value).into_owned();
+                }
                 (b'v', []) => found.version = number(value)?,
                 (b't', []) => made = number(value),
                 (b'r', []) => found.record = Some(value.clone()),

@@ -9,6 +9,7 @@ mod download;
 mod durable_proxy;
 mod full_disk;
 mod links;
+mod many_devices;
 mod mistakes;
 mod modes;
 mod nginx;

@@ -19,9 +19,9 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UdpSocket;
 use tokio::task::JoinSet;
 
-const SIZE: usize = 200_000;
+pub(crate) const SIZE: usize = 200_000;
 const HALF: usize = 100_000;
-/// Devices of a test, each with a session of its own.
+/// Devices of most tests, each with a session of its own.
 const DEVICES: usize = 4;
 
 /// A UDP balancer in front of the nodes, as a failover of an address is one.
@@ -130,14 +130,16 @@ type Given = (String, Option<usize>);
 
 /// Nodes of one operator, a balancer in front, and an origin that gives the first half of each object until it is told
 /// to give the rest.
-struct Nodes {
+pub(crate) struct Nodes {
     directory: tempfile::TempDir,
-    redis: RedisServer,
+    pub(crate) redis: RedisServer,
     origin: ScriptedOrigin,
     open: Arc<AtomicBool>,
     given: Arc<Mutex<Vec<Given>>>,
     /// What the nodes wrote in their logs.
     log: Arc<Mutex<String>>,
+    /// How many devices there are.
+    devices: usize,
 }
 
 fn device_key(n: usize) -> SecretKey {
@@ -147,6 +149,11 @@ fn device_key(n: usize) -> SecretKey {
 impl Nodes {
     /// `None` where there is no `redis-server`.
     async fn new() -> Option<Nodes> {
+        Nodes::with_devices(DEVICES).await
+    }
+
+    /// Nodes that admit so many devices.
+    pub(crate) async fn with_devices(devices: usize) -> Option<Nodes> {
         let redis = RedisServer::start()?;
         let open = Arc::new(AtomicBool::new(false));
         let given = Arc::new(Mutex::new(Vec::new()));
@@ -183,20 +190,19 @@ impl Nodes {
             open,
             given,
             log: Arc::default(),
+            devices,
         })
     }
 
-    fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.directory.path()
     }
 
     /// Starts a node, and collects its log.
-    async fn start(&self, name: &str, more: &[&str]) -> ProxyProcess {
+    pub(crate) async fn start(&self, name: &str, more: &[&str]) -> ProxyProcess {
         let (url, state) = (self.redis.url(), format!("state-{name}"));
         let mut arguments = vec![
             "prox",
-            "--listen",
-            "127.0.0.1:0",
             "--key",
             "prox.key",
             "--allow-private",
@@ -209,10 +215,13 @@ impl Nodes {
             "--copies-dir",
             "copies",
         ];
-        let clients: Vec<String> = (0..DEVICES)
+        let clients: Vec<String> = (0..self.devices)
             .map(|n| format!("--allow-client={}", device_key(n).public()))
             .collect();
         arguments.extend(clients.iter().map(String::as_str));
+        if !more.contains(&"--listen") {
+            arguments.extend(["--listen", "127.0.0.1:0"]);
+        }
         arguments.extend(more);
         let mut command = cedos(self.path(), &arguments);
         command.env("RUST_LOG", "info");
@@ -231,7 +240,7 @@ impl Nodes {
         ProxyProcess { child, address }
     }
 
-    fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         self.log.lock().unwrap().clone()
     }
 
@@ -242,7 +251,7 @@ impl Nodes {
     }
 
     /// Whether a node said this in its log.
-    fn has_said(&self, node: &str, words: &str) -> bool {
+    pub(crate) fn has_said(&self, node: &str, words: &str) -> bool {
         let log = self.log.lock().unwrap();
         let mut lines = log.lines();
         lines.any(|line| line.starts_with(&format!("{node}: ")) && line.contains(words))
@@ -256,10 +265,15 @@ impl Nodes {
     }
 
     /// Starts `n` downloads of objects in this folder through the proxy at `server`.
-    async fn download_at(&self, n: usize, server: &str, folder: &'static str) -> Downloads {
+    pub(crate) async fn download_at(
+        &self,
+        n: usize,
+        server: &str,
+        folder: &'static str,
+    ) -> Downloads {
         let server: ServerAddress = server.parse().unwrap();
         let mut devices = Vec::new();
-        for number in 0..DEVICES {
+        for number in 0..self.devices {
             let options = DeviceOptions {
                 server: server.clone(),
                 key: device_key(number),
@@ -281,10 +295,10 @@ impl Nodes {
     }
 
     /// Starts `n` more downloads.
-    fn download_more(&self, downloads: &mut Downloads, n: usize) {
+    pub(crate) fn download_more(&self, downloads: &mut Downloads, n: usize) {
         let before = downloads.progress.len();
         for i in before..before + n {
-            let device = &downloads.devices[i % DEVICES];
+            let device = &downloads.devices[i % self.devices];
             let mut flow = device.open(FlowSettings::default()).unwrap();
             let (url, host) = (
                 self.origin.url(&format!("{}/{i}", downloads.folder)),
@@ -322,7 +336,7 @@ impl Nodes {
     }
 
     /// Asserts that the downloads end well, and that the origin gave no byte of any twice.
-    async fn assert_whole(&self, mut downloads: Downloads) {
+    pub(crate) async fn assert_whole(&self, mut downloads: Downloads) {
         let folder = downloads.folder;
         let expected = object(SIZE, 3);
         while let Some(ended) = tokio::time::timeout(PATIENCE, downloads.tasks.join_next())
@@ -353,19 +367,19 @@ impl Nodes {
 }
 
 /// Downloads that run.
-struct Downloads {
-    progress: Vec<Arc<Progress>>,
+pub(crate) struct Downloads {
+    pub(crate) progress: Vec<Arc<Progress>>,
     tasks: JoinSet<Result<Vec<u8>, (usize, std::io::Error)>>,
     began: Instant,
-    devices: Vec<Device>,
+    pub(crate) devices: Vec<Device>,
     /// The origin's folder of the objects: those in `/whole` are given at once.
     folder: &'static str,
 }
 
 /// What has come of a download.
 #[derive(Default)]
-struct Progress {
-    bytes: AtomicU64,
+pub(crate) struct Progress {
+    pub(crate) bytes: AtomicU64,
     /// When bytes came last, and the longest silence before any, in microseconds.
     last_us: AtomicU64,
     silence_us: AtomicU64,
@@ -381,13 +395,13 @@ impl Progress {
 }
 
 impl Downloads {
-    fn received(&self) -> u64 {
+    pub(crate) fn received(&self) -> u64 {
         let all = self.progress.iter();
         all.map(|one| one.bytes.load(Ordering::SeqCst)).sum()
     }
 
     /// Begins to measure the silence of each download now.
-    fn measure_silence(&self) {
+    pub(crate) fn measure_silence(&self) {
         let now = self.began.elapsed().as_micros() as u64;
         for one in &self.progress {
             one.last_us.store(now, Ordering::SeqCst);
@@ -396,7 +410,7 @@ impl Downloads {
     }
 
     /// Median and longest silence.
-    fn silence(&self) -> (Duration, Duration) {
+    pub(crate) fn silence(&self) -> (Duration, Duration) {
         let all = self.progress.iter();
         let mut all: Vec<u64> = all
             .map(|one| one.silence_us.load(Ordering::SeqCst))
@@ -495,7 +509,7 @@ async fn a_node_whose_devices_moved_away_loses_their_sessions_and_says_so() {
 const SLOW: &str = "client_down_bytes_per_s = 2000000\n";
 
 /// The proxy's address with both nodes.
-fn address_of_both(first: &ProxyProcess, second: &ProxyProcess) -> String {
+pub(crate) fn address_of_both(first: &ProxyProcess, second: &ProxyProcess) -> String {
     let both = format!("{},{}", first.listens_at(), second.listens_at());
     first.address.replace(first.listens_at(), &both)
 }
@@ -534,6 +548,47 @@ async fn a_node_is_drained_while_200_downloads_run_and_none_is_requested_twice()
     assert!(nodes.has_said("b", "took over a session from another node"));
     assert!(!nodes.has_said("a", "the time for devices to go on elsewhere is over"));
     assert!(longest < Duration::from_secs(2), "{longest:?}");
+    nodes.assert_whole(downloads).await;
+}
+
+#[tokio::test]
+async fn a_device_that_loses_its_node_for_a_moment_leaves_no_request_behind() {
+    let Some(mut nodes) = Nodes::new().await else {
+        return;
+    };
+    let (gate, given) = (tokio::sync::watch::Sender::new(false), nodes.given.clone());
+    let gates = gate.subscribe();
+    nodes.origin = ScriptedOrigin::play(move |asked, mut stream| {
+        let (mut gate, given) = (gates.clone(), given.clone());
+        async move {
+            let asked_for = (asked.path.clone(), asked.range_from());
+            given.lock().unwrap().push(asked_for);
+            let _ = gate.wait_for(|is_open| *is_open).await;
+            let whole = proper(&asked, &object(SIZE, 3), "\"v1\"");
+            let _ = stream.write_all(&whole).await;
+            let _ = stream.shutdown().await;
+        }
+    })
+    .await;
+    let first = nodes.start("a", &[]).await;
+    let second = nodes.start("b", &[]).await;
+    let balancer = Balancer::start(first.listens_at().parse().unwrap()).await;
+    let key = first.address.rsplit('/').next().unwrap();
+    let both = format!("d2tp://{},{}/{key}", balancer.address, second.listens_at());
+    let mut downloads = nodes.download_at(DEVICES, &both, "/held").await;
+    until("the origin was asked for all", || {
+        nodes.given.lock().unwrap().len() == DEVICES
+    })
+    .await;
+    // The first node hears the devices, and they do not hear it. It waits for the origin, which the store does not know.
+    balancer.set_cut(true);
+    until("a device tried the other node", || {
+        nodes.has_said("a", "its device tries later")
+    })
+    .await;
+    balancer.set_cut(false);
+    gate.send_replace(true);
+    nodes.download_more(&mut downloads, DEVICES);
     nodes.assert_whole(downloads).await;
 }
 

@@ -1,6 +1,7 @@
 //! Objects whose file has a name: they outlive the process, and the state of the file is recorded.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -122,12 +123,43 @@ impl SpooledBody {
         let SpoolStorage::Disk(file) = &state.store else {
             return;
         };
-        let (file, pin) = (file.clone(), Arc::downgrade(self));
+        let file = file.clone();
         drop(state);
+        self.sync_and_record(home, len, whole, move || file.sync_data());
+    }
+
+    /// Syncs a named file that was copied from another one, with its name, and records it.
+    pub(crate) fn sync_with_name(self: &Arc<SpooledBody>) {
+        let Some(home) = self.named_file.clone() else {
+            return;
+        };
+        let state = self.state.lock();
+        let len = state.len;
+        let SpoolStorage::Disk(file) = &state.store else {
+            return;
+        };
+        let file = file.clone();
+        drop(state);
+        let folder = home.copy_store.path(home.id).parent().map(PathBuf::from);
+        self.sync_and_record(home, len, false, move || {
+            file.sync_all()?;
+            folder.map_or(Ok(()), |folder| File::open(folder)?.sync_all())
+        });
+    }
+
+    /// Syncs the first `len` bytes, and records that.
+    fn sync_and_record(
+        self: &Arc<SpooledBody>,
+        home: SpoolFile,
+        len: u64,
+        whole: bool,
+        sync: impl FnOnce() -> io::Result<()> + Send + 'static,
+    ) {
+        let pin = Arc::downgrade(self);
         home.copy_store.begin_shared_sync(home.id);
         // No thread waits for the journal: its task may have ended with the runtime, which waits for its threads.
         tokio::spawn(async move {
-            let synced = tokio::task::spawn_blocking(move || file.sync_data()).await;
+            let synced = tokio::task::spawn_blocking(sync).await;
             match synced.unwrap_or_else(|error| Err(io::Error::other(error))) {
                 Ok(()) => {
                     let progress = StoredProgress {

@@ -27,6 +27,11 @@ impl JournalSessionKey {
         bytes
     }
 
+    /// The key with these bytes, as [`JournalSessionKey::bytes`] gives them.
+    pub fn from_bytes(bytes: &[u8]) -> Option<JournalSessionKey> {
+        JournalSessionKey::read(bytes).filter(|key| key.bytes() == bytes)
+    }
+
     pub(super) fn read(bytes: &[u8]) -> Option<JournalSessionKey> {
         let (peer, instance) = bytes.split_at_checked(32)?;
         Some(JournalSessionKey {
