@@ -616,6 +616,7 @@ impl Session {
         if notify {
             self.emit(SessionEvent::Readable(id));
         }
+        self.offer_flow_credit();
         Ok(arrival.new)
     }
 
