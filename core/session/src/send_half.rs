@@ -125,9 +125,10 @@ impl SendHalf {
         }
     }
 
-    /// The number of bytes for which memory has room; zero if it is too little for a write.
+    /// The number of bytes for which memory has room; zero if it is too little for a write. A flow holds no more than it
+    /// leaves to others, so that those whose peer does not read do not keep all others from being written.
     pub(crate) fn memory_room(&self) -> u64 {
-        let room = self.charge.room();
+        let room = self.charge.room().saturating_sub(self.buffered());
         // When the bytes are sent, they also need records.
         let room = (room - room / SENT_RECORDS_PART).saturating_sub(CHUNK_OVERHEAD_BYTES);
         if room < WRITE_BYTES_MIN { 0 } else { room }

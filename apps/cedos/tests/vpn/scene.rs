@@ -68,7 +68,7 @@ impl Scene {
 
     /// Starts device, proxy and server, with a Wi-Fi of 16 Mb/s towards the device.
     pub async fn start_slow() -> Scene {
-        let shape = "tc qdisc add dev ap0 root tbf rate 16mbit burst 32k latency 100ms";
+        let shape = "tc qdisc replace dev ap0 root tbf rate 16mbit burst 32k latency 100ms";
         Scene::start_shaped("10.83.0.0/16", shape).await
     }
 

@@ -56,13 +56,17 @@ fn datagrams_alone_fill_a_path_whatever_its_rate_and_none_is_dropped_before_it()
     for rate in [125_000, 1_250_000, 12_500_000, 125_000_000] {
         let mut p = connected(rate);
         // Until the window has grown.
-        send_for(&mut p, Span::from_secs(3), |_| 1_280);
+        let span = match rate {
+            125_000_000 => MS.times(200),
+            _ => Span::from_secs(2),
+        };
+        send_for(&mut p, span + MS.times(500), |_| 1_280);
         let before = sent(&p);
-        let (_, bytes) = send_for(&mut p, Span::from_secs(2), |_| 1_280);
+        let (_, bytes) = send_for(&mut p, span, |_| 1_280);
         let after = sent(&p);
         assert_eq!(after.too_big, 0, "{rate} B/s: {after:?}");
         assert_eq!(after.expired, before.expired, "{rate} B/s: {after:?}");
-        let share = bytes * 100 / (2 * rate);
+        let share = bytes * 100_000 / (span.as_millis() * rate);
         assert!(share >= 85, "{rate} B/s: {share} %, {after:?}");
     }
 }
