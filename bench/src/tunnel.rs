@@ -23,7 +23,7 @@ use crate::hostile::find_program;
 use crate::median::{median, spread};
 use crate::network;
 use tunnel_kind::{OpenTunnel, TunnelKind};
-use tunnel_network::{TunnelNetwork, wait_for};
+use tunnel_network::TunnelNetwork;
 
 /// Options of the verb.
 #[derive(clap::Args)]
@@ -230,12 +230,7 @@ fn measure(
     if direction == TunnelDirection::Down {
         command.arg("--reverse");
     }
-    // The server takes one test at once, and hears through the tunnel that the last one is over.
-    let idle = format!(
-        "iperf3 -c {} -n 1 >/dev/null 2>&1",
-        tunnel_network::SERVER_ADDRESS
-    );
-    wait_for("iperf3 as server", || network.run_on_device(&idle).is_ok())?;
+    let _server = network.start_server()?;
     let before = (machine_cpu_s()?, tunnel.cpu_s());
     let child = network.start_on_device(command)?;
     let output = child.wait_with_output()?;

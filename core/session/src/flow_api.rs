@@ -262,15 +262,14 @@ impl Session {
     /// R-FLOW-13: announces what was read of flows, because arrivals have halved what is left of the session's credit since
     /// that was last considered.
     pub(crate) fn offer_flow_credit(&mut self) {
-        let left = self.credit.left();
-        let before = self.credit.scanned_left;
-        let before = before.unwrap_or(self.config.flow_window / 4);
+        let (window, left) = (self.config.session_window, self.credit.left());
+        let before = self.credit.scanned_left.unwrap_or(window);
         if left > before / 2 {
             return;
         }
         self.credit.scanned_left = Some(left);
         let waiting = self.flows.iter_mut().filter_map(|flow| {
-            let wants = flow.recv.wants_credit(left);
+            let wants = flow.recv.wants_credit(window, left);
             flow.wants |= if wants { want::CREDIT } else { 0 };
             wants.then_some(flow.id)
         });
@@ -299,11 +298,11 @@ impl Session {
     fn on_read(&mut self, id: FlowId, n: u64) {
         self.credit.consumed += n;
         self.offer_credit();
-        let left = self.credit.left();
+        let (window, left) = (self.config.session_window, self.credit.left());
         let Some(flow) = self.flows.get_mut(id) else {
             return;
         };
-        if flow.recv.wants_credit(left) {
+        if flow.recv.wants_credit(window, left) {
             flow.wants |= want::CREDIT;
         }
         self.flows.touch(id);

@@ -1171,6 +1171,7 @@ impl Session {
         self.epoch = epoch;
         self.credit = crate::session::SessionCredit {
             peer_max: peer.session_credit,
+            peer_window: peer.session_credit,
             advertised: self.config.session_window,
             ..Default::default()
         };

@@ -434,12 +434,12 @@ impl RecvHalf {
     }
 
     /// R-FLOW-13: whether the credit has grown enough to be announced, where so much of the session's credit is left.
-    pub(crate) fn wants_credit(&self, session_left: u64) -> bool {
+    pub(crate) fn wants_credit(&self, session_window: u64, session_left: u64) -> bool {
         let grown = self.credit - self.advertised_credit;
         self.final_size.is_none()
             && self.reset.is_none()
             && grown > 0
-            && grown >= unannounced_max(self.window, session_left)
+            && grown >= unannounced_max(self.window, session_window, session_left)
     }
     /// The credit to announce to the peer.
     pub(crate) fn credit(&self) -> u64 {

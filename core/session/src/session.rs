@@ -155,6 +155,8 @@ pub struct PathStats {
 pub(crate) struct SessionCredit {
     pub(crate) sent: u64,
     pub(crate) peer_max: u64,
+    /// The credit that the peer gave first: its window.
+    pub(crate) peer_window: u64,
     pub(crate) received: u64,
     pub(crate) consumed: u64,
     pub(crate) advertised: u64,

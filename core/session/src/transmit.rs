@@ -560,6 +560,7 @@ impl Session {
         let awaits_hybrid = self.awaits_hybrid();
         let session_room = SessionRoom {
             left: self.credit.peer_max.saturating_sub(self.credit.sent),
+            session_window: self.credit.peer_window,
             flow_window: self.initial_flow_credit,
         };
         let flush_control = terms.control

@@ -50,3 +50,17 @@ fn a_flow_that_is_alone_uses_all_of_its_own_credit() {
     assert_eq!(reached, 0, "it is unread");
     assert!(p.wires[&0].bytes_down > config().flow_window);
 }
+
+#[test]
+fn flows_that_nobody_reads_hold_up_no_other_one_when_they_come_one_after_another() {
+    // R-FLOW-12
+    let (mut p, _) = with_unread(1);
+    for number in 0..30 {
+        let unread = p.request(3 << 20, FlowOptions::default());
+        p.got.remove(&unread);
+        p.run_for(Span::from_secs(1));
+        let flow = p.request(200_000, FlowOptions::default());
+        let came = p.run_until(Span::from_secs(60), |p| p.is_whole(flow));
+        assert!(came, "beside {number} unread flows a download stands still");
+    }
+}
