@@ -23,7 +23,7 @@ pub(crate) struct SessionRoom {
 }
 
 impl SessionRoom {
-    /// As much as a flow's own credit allows.
+    /// The session's credit limits nothing; a flow's own credit does.
     pub(crate) const UNLIMITED: SessionRoom = SessionRoom {
         left: u64::MAX,
         session_window: 0,
