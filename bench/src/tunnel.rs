@@ -16,7 +16,7 @@ mod tunnel_network;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use crate::hostile::find_program;
@@ -60,6 +60,16 @@ enum TunnelDirection {
     Down,
     /// From the device to the server.
     Up,
+}
+
+impl TunnelDirection {
+    /// The name in tables.
+    fn name(self) -> &'static str {
+        match self {
+            TunnelDirection::Down => "down",
+            TunnelDirection::Up => "up",
+        }
+    }
 }
 
 /// One run of iperf3.
@@ -128,10 +138,20 @@ pub fn run(options: &TunnelOptions) -> Result<()> {
         };
         for &connections in &options.connections {
             for direction in [TunnelDirection::Down, TunnelDirection::Up] {
-                let runs: Vec<TunnelRun> = (0..options.rounds)
+                let runs: Result<Vec<TunnelRun>> = (0..options.rounds)
                     .map(|_| measure(&network, &opened, options, connections, direction))
-                    .collect::<Result<_>>()
-                    .with_context(|| tunnel.name())?;
+                    .collect();
+                let runs = match runs {
+                    Ok(runs) => runs,
+                    Err(error) => {
+                        let why = format!("{connections} TCP, {}: {error:#}", direction.name());
+                        outcome.missing.push(TunnelMissing {
+                            tunnel: *tunnel,
+                            why,
+                        });
+                        continue;
+                    }
+                };
                 let row = row(*tunnel, direction, connections, &runs);
                 if !options.json {
                     print_row(&row);
@@ -152,17 +172,41 @@ pub fn run(options: &TunnelOptions) -> Result<()> {
 
 /// What `iperf3 --json` prints, as far as it is used.
 #[derive(Deserialize)]
-struct IperfReport {
-    end: IperfEnd,
+#[serde(untagged)]
+enum IperfReport {
+    /// The test failed, perhaps near its end; the rest of such a report is not whole.
+    Failed {
+        error: String,
+    },
+    Done {
+        end: IperfEnd,
+    },
 }
 
-#[derive(Deserialize)]
+impl IperfReport {
+    /// What `iperf3` measured.
+    ///
+    /// # Errors
+    /// It failed, or printed something else.
+    fn parse(stdout: &[u8]) -> Result<IperfEnd> {
+        match serde_json::from_slice(stdout) {
+            Ok(IperfReport::Done { end }) => Ok(end),
+            Ok(IperfReport::Failed { error }) => bail!("iperf3: {error}"),
+            Err(_) => bail!(
+                "iperf3 printed no report: {}",
+                String::from_utf8_lossy(stdout).trim()
+            ),
+        }
+    }
+}
+
+#[derive(Debug, Deserialize)]
 struct IperfEnd {
     sum_sent: IperfSum,
     sum_received: IperfSum,
 }
 
-#[derive(Deserialize)]
+#[derive(Debug, Deserialize)]
 struct IperfSum {
     bytes: f64,
     bits_per_second: f64,
@@ -186,23 +230,24 @@ fn measure(
     if direction == TunnelDirection::Down {
         command.arg("--reverse");
     }
+    let _server = network.start_server()?;
     let before = (machine_cpu_s()?, tunnel.cpu_s());
     let child = network.start_on_device(command)?;
     let output = child.wait_with_output()?;
     let after = (machine_cpu_s()?, tunnel.cpu_s());
+    let end = IperfReport::parse(&output.stdout)?;
     ensure!(
         output.status.success(),
-        "iperf3: {}",
-        String::from_utf8_lossy(&output.stdout)
+        "iperf3 ended with {}",
+        output.status
     );
-    let report: IperfReport = serde_json::from_slice(&output.stdout)?;
     // CPU time is that of the whole run, and so are the bytes: what was omitted is as long as one second.
     let seconds = f64::from(options.seconds);
-    let gb = report.end.sum_received.bytes / 1e9 * (seconds + 1.0) / seconds;
+    let gb = end.sum_received.bytes / 1e9 * (seconds + 1.0) / seconds;
     let tunnel_cpu_s = after.1.zip(before.1).map(|(after, before)| after - before);
     Ok(TunnelRun {
-        gbps: report.end.sum_received.bits_per_second / 1e9,
-        retransmits: report.end.sum_sent.retransmits,
+        gbps: end.sum_received.bits_per_second / 1e9,
+        retransmits: end.sum_sent.retransmits,
         machine_cpu_s_per_gb: (after.0 - before.0) / gb,
         tunnel_cpu_s_per_gb: tunnel_cpu_s.map(|cpu_s| cpu_s / gb),
     })
@@ -237,10 +282,7 @@ fn print_row(row: &TunnelRow) {
     println!(
         "{:<13} {:<4} {} TCP: {:6.2} Gb/s ({:.2} to {:.2}), CPU s/GB {:.2} (the tunnel's processes {processes}), {} segments again",
         row.tunnel.name(),
-        match row.direction {
-            TunnelDirection::Down => "down",
-            TunnelDirection::Up => "up",
-        },
+        row.direction.name(),
         row.connections,
         row.gbps,
         row.gbps_lowest,
@@ -262,4 +304,21 @@ fn machine_cpu_s() -> Result<f64> {
     // user, nice, system, idle, iowait, irq, softirq, steal: proc(5).
     let busy: f64 = [0, 1, 2, 5, 6].iter().filter_map(|n| ticks.get(*n)).sum();
     Ok(busy / 100.0) // USER_HZ is 100 on all supported Linux systems
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_iperf_is_named_by_its_own_error() {
+        let printed = br#"{"start":{},"intervals":[],"end":{},"error":"control socket has closed unexpectedly"}"#;
+        let error = IperfReport::parse(printed).unwrap_err().to_string();
+        assert_eq!(error, "iperf3: control socket has closed unexpectedly");
+        let error = IperfReport::parse(b"usage").unwrap_err().to_string();
+        assert_eq!(error, "iperf3 printed no report: usage");
+        let whole = br#"{"end":{"sum_sent":{"bytes":5,"bits_per_second":40,"retransmits":1},
+            "sum_received":{"bytes":5,"bits_per_second":40}}}"#;
+        assert_eq!(IperfReport::parse(whole).unwrap().sum_sent.retransmits, 1);
+    }
 }

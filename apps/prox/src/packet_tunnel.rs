@@ -14,7 +14,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use d2tp_driver::{ContextInbox, FlowIo, ResetCause};
-use d2tp_tunnel::{CapsuleReader, INNER_MTU_MAX, PACKET_CONTEXT, PieceJoiner, TunWriter};
+use d2tp_tunnel::{
+    CapsuleReader, INNER_MTU_MAX, PACKET_CONTEXT, PACKETS_UNREAD_MAX, PieceJoiner, TunWriter,
+};
 use tokio::io::AsyncWriteExt;
 use tokio::time::{Instant, sleep};
 
@@ -115,7 +117,8 @@ fn attach<F: FlowIo>(
 async fn inbox(attachment: &PacketAttachment) -> Option<ContextInbox> {
     let began = Instant::now();
     loop {
-        let inbox = attachment.connection.context(PACKET_CONTEXT);
+        let connection = &attachment.connection;
+        let inbox = connection.context_with_room(PACKET_CONTEXT, PACKETS_UNREAD_MAX);
         if inbox.is_some() || began.elapsed() > REPLACED_WITHIN {
             return inbox;
         }

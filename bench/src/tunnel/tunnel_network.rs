@@ -20,16 +20,15 @@ pub const DEVICE_LINK: &str = "dev0";
 /// How long a program may take to begin.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The namespaces, with iperf3 as server in the third.
+/// The namespaces.
 pub struct TunnelNetwork {
     device: File,
     host: File,
-    server: Child,
-    _server_namespace: File,
+    server: File,
 }
 
 impl TunnelNetwork {
-    /// Makes the namespaces and starts the server.
+    /// Makes the namespaces.
     pub fn make() -> Result<TunnelNetwork> {
         let (device, host, server) = (new_namespace()?, new_namespace()?, new_namespace()?);
         // A name for `ip link … netns`: that of a process in the namespace.
@@ -68,21 +67,25 @@ impl TunnelNetwork {
                  ip route add default via 10.77.2.1"
             ))
         })?;
-        let mut command = Command::new("iperf3");
-        command.arg("--server").stdout(Stdio::null());
-        let iperf = start_in(&server, command).context("iperf3 is not installed")?;
-        let network = TunnelNetwork {
+        Ok(TunnelNetwork {
             device,
             host,
-            server: iperf,
-            _server_namespace: server,
-        };
+            server,
+        })
+    }
+
+    /// Starts iperf3 as server for one run. One that has served another run may not have heard of its end, by the tunnel,
+    /// and would refuse this one.
+    pub fn start_server(&self) -> Result<IperfServer> {
+        let mut command = Command::new("iperf3");
+        command.arg("--server").stdout(Stdio::null());
+        let server = start_in(&self.server, command).context("iperf3 is not installed")?;
+        let server = IperfServer(server);
+        let listens = "ss -Hltn 'sport = :5201' | grep -q .";
         wait_for("iperf3 as server", || {
-            network
-                .run_on_device(&format!("iperf3 -c {SERVER_ADDRESS} -n 1 >/dev/null 2>&1"))
-                .is_ok()
+            in_namespace(&self.server, || shell(listens)).is_ok()
         })?;
-        Ok(network)
+        Ok(server)
     }
 
     /// Starts a program on the device.
@@ -106,11 +109,14 @@ impl TunnelNetwork {
     }
 }
 
-impl Drop for TunnelNetwork {
+/// iperf3 as server; ended when this is dropped.
+pub struct IperfServer(Child);
+
+impl Drop for IperfServer {
     fn drop(&mut self) {
         // Both fail only if the process has ended already.
-        let _ = self.server.kill();
-        let _ = self.server.wait();
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 use d2tp_time::Time;
-use d2tp_wire::{DATA_HEADER_BYTES, DATAGRAM_FIRST_BYTES, PathId, TAG_BYTES};
+use d2tp_wire::{DATA_HEADER_BYTES, DATAGRAM_FIRST_BYTES, Frame, PathId, TAG_BYTES};
 
 use crate::config::DATAGRAMS_MAX;
 use crate::path_selection::PathSelection;
@@ -220,44 +220,35 @@ impl DatagramSendQueue {
         self.waiting.iter().any(|waiting| waiting.may_leave(by))
     }
 
-    /// Takes the next datagram for a packet with `room` bytes left; `fresh`: the packet is still
-    /// empty.
+    /// Takes the next datagram for a packet with `room` bytes left. `is_whole`: the packet is still empty, and as large as
+    /// the path carries. A packet within a batch may be smaller, and what does not fit there fits the next batch.
     pub(crate) fn next(
         &mut self,
         now: Time,
         room: usize,
-        fresh: bool,
+        is_whole: bool,
         by: &DatagramPath,
     ) -> Option<OutgoingDatagram> {
         let mut n = 0;
         while let Some(waiting) = self.waiting.get_mut(n) {
-            let need = HEAD_MAX + waiting.bytes.len();
+            let len = waiting.bytes.len();
+            let need = Frame::datagram_head_len(waiting.context, len) + len;
             if waiting.expires <= now {
                 self.stats.get_or_insert_default().expired += u64::from(waiting.left_on.is_empty());
             } else if !waiting.may_leave(by) {
                 n += 1;
                 continue;
             } else if room >= need {
-                let again = !waiting.left_on.is_empty();
-                let leaving = OutgoingDatagram {
-                    context: waiting.context,
-                    bytes: waiting.bytes.clone(),
-                    is_copy: again,
-                };
-                waiting.left_on.push(by.path);
-                let done = waiting.route != PathSelection::Each
-                    || by.all.iter().all(|path| waiting.left_on.contains(path));
-                if done {
-                    self.waiting.remove(n);
-                }
-                self.stats.get_or_insert_default().sent += u64::from(!again);
-                self.stats.get_or_insert_default().copies_sent += u64::from(again);
-                self.stats.get_or_insert_default().bytes_out += leaving.bytes.len() as u64;
+                let leaving = self.take_for(n, by)?;
+                let stats = self.stats.get_or_insert_default();
+                stats.sent += u64::from(!leaving.is_copy);
+                stats.copies_sent += u64::from(leaving.is_copy);
+                stats.bytes_out += leaving.bytes.len() as u64;
                 return Some(leaving);
-            } else if fresh && need > ROOM_SURE {
+            } else if is_whole && need > ROOM_SURE {
                 // A datagram that fits no packet would block the others, so it is dropped.
                 self.stats.get_or_insert_default().too_big += 1;
-            } else if fresh {
+            } else if is_whole {
                 // It waits for a path with larger packets; the others do not wait for it.
                 n += 1;
                 continue;
@@ -267,6 +258,29 @@ impl DatagramSendQueue {
             self.waiting.remove(n);
         }
         None
+    }
+
+    /// The waiting datagram with this index, to leave on this path. It stays if it must leave on others too.
+    fn take_for(&mut self, n: usize, by: &DatagramPath) -> Option<OutgoingDatagram> {
+        let waiting = self.waiting.get_mut(n)?;
+        if waiting.route != PathSelection::Each {
+            let QueuedDatagram { context, bytes, .. } = self.waiting.remove(n)?;
+            return Some(OutgoingDatagram {
+                context,
+                bytes,
+                is_copy: false,
+            });
+        }
+        let leaving = OutgoingDatagram {
+            context: waiting.context,
+            bytes: waiting.bytes.clone(),
+            is_copy: !waiting.left_on.is_empty(),
+        };
+        waiting.left_on.push(by.path);
+        if by.all.iter().all(|path| waiting.left_on.contains(path)) {
+            self.waiting.remove(n);
+        }
+        Some(leaving)
     }
 
     /// The application's context of a datagram that arrived; `None` for a copy of an earlier one.

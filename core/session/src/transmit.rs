@@ -13,7 +13,7 @@ use d2tp_wire::{
 };
 
 use crate::config::PATHS_MAX;
-use crate::datagram_queue::DatagramPath;
+use crate::datagram_queue::{DatagramPath, room};
 use crate::event::{SessionEnd, SessionEvent};
 use crate::flow::want;
 use crate::link::{Addresses, LinkId};
@@ -21,6 +21,7 @@ use crate::path::{self, PathState, SessionPath};
 use crate::path_scheduler::{CopyMode, PacketCopy, SendBacklog, UNSENT_MAX};
 use crate::sent_packet::{SentData, SentFrame, SentPacket};
 use crate::session::{Session, on_frame_fate, say};
+use crate::session_room::SessionRoom;
 use crate::session_state::{Role, SessionState};
 use crate::trace::TraceRecord;
 use d2tp_seal::KEY_UPDATE_PACKETS;
@@ -29,6 +30,10 @@ use d2tp_seal::KEY_UPDATE_PACKETS;
 const BATCH_MAX: usize = 64;
 /// The most bytes of a batch.
 const BATCH_BYTES_MAX: usize = 65_000;
+/// The most zeros that a packet is given so that datagrams which wait may follow in its batch: what an ACK took of the
+/// batch's first packet.
+const BATCH_PADDING_MAX: usize = 32; // a guess: an ACK frame with few ranges
+
 /// The smallest room in which a packet is begun, in bytes.
 const ROOM_MIN: usize = 17;
 /// The smallest piece of data at the end of a packet, in bytes.
@@ -61,6 +66,8 @@ struct PacketPermissions {
     control: bool,
     /// The slot of the first path in the scheduler's order, if it is another path.
     first: Option<usize>,
+    /// The size of the batch's packets; zero for its first one.
+    segment: usize,
 }
 
 /// The payload of one packet.
@@ -146,6 +153,7 @@ impl Session {
             probing: false,
             control: false,
             first: None,
+            segment: 0,
         };
         let n = self.write_packet(due, &terms, &mut buf[..size]);
         (n > 0).then_some(Transmit {
@@ -481,10 +489,13 @@ impl Session {
                 probing,
                 control,
                 first,
+                segment,
             };
             let n = self.write_packet(slot, &terms, &mut buf[at..at + size]);
             if n == 0 {
-                if terms.eliciting && !probing {
+                // A datagram that is larger than this batch's segments begins the next batch.
+                let has_larger = size < mtu && self.datagram_path(now, slot).is_some();
+                if terms.eliciting && !probing && !has_larger {
                     self.paths.at(slot).recovery.on_nothing_to_send();
                 }
                 break;
@@ -547,7 +558,11 @@ impl Session {
     fn write_packet(&mut self, slot: usize, terms: &PacketPermissions, buf: &mut [u8]) -> usize {
         let now = terms.now;
         let awaits_hybrid = self.awaits_hybrid();
-        let session_room = self.credit.peer_max.saturating_sub(self.credit.sent);
+        let session_room = SessionRoom {
+            left: self.credit.peer_max.saturating_sub(self.credit.sent),
+            session_window: self.credit.peer_window,
+            flow_window: self.initial_flow_credit,
+        };
         let flush_control = terms.control
             && (self.wants_with_room(slot) & !say::RESUME_END != 0
                 || (!awaits_hybrid
@@ -642,6 +657,10 @@ impl Session {
             return 0;
         }
         let mut total = DATA_HEADER_BYTES + written + TAG_BYTES;
+        let short = terms.segment.saturating_sub(total);
+        if sent.eliciting && short <= BATCH_PADDING_MAX && !self.datagrams.is_empty() {
+            least = least.max(terms.segment);
+        }
         if total < least && buf.len() >= least {
             buf[DATA_HEADER_BYTES + written..least - TAG_BYTES].fill(0);
             total = least;
@@ -663,7 +682,7 @@ impl Session {
         &mut self,
         slot: usize,
         terms: &PacketPermissions,
-        session_room: u64,
+        session_room: SessionRoom,
     ) -> Option<PacketPayload> {
         // R-RESUME-5
         if self.inherits_instance {
@@ -862,6 +881,7 @@ impl Session {
             self.wants &= !say::CREDIT;
             let max = self.session_credit_max();
             self.credit.advertised = self.credit.advertised.max(max);
+            self.credit.scanned_left = None;
             Frame::SessionCredit {
                 max: self.credit.advertised,
             }
@@ -1072,7 +1092,8 @@ impl Session {
         w: &mut WireWriter<'_>,
         sent: &mut SentPacket,
     ) {
-        while let Some(next) = (self.datagrams).next(now, w.room(), w.written() == 0, taker) {
+        let path_room = room(self.paths.at(slot).mtu.current());
+        while let Some(next) = (self.datagrams).next(now, w.room(), w.room() >= path_room, taker) {
             Frame::Datagram {
                 context: next.context,
                 bytes: &next.bytes,
@@ -1091,7 +1112,7 @@ impl Session {
         now: Time,
         slot: usize,
         first: FlowId,
-        mut session_room: u64,
+        mut session_room: SessionRoom,
         w: &mut WireWriter<'_>,
         sent: &mut SentPacket,
     ) {
@@ -1126,7 +1147,7 @@ impl Session {
             Frame::encode_data_head(w, id, offset, len, fin);
             flow.send.copy(offset, w.reserve(len));
             debug_assert!(w.written() > at);
-            session_room -= new;
+            session_room.left -= new;
             self.credit.sent += new;
             out += len as u64;
             if gated {

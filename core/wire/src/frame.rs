@@ -780,6 +780,12 @@ impl<'a> Frame<'a> {
         }
     }
 
+    /// The number of bytes before the payload of a DATAGRAM frame with this context and `len` bytes.
+    #[inline]
+    pub fn datagram_head_len(context: u64, len: usize) -> usize {
+        1 + varint_len(context) + varint_len(len as u64)
+    }
+
     /// The number of bytes before the payload of a DATA frame that carries at most `len` bytes.
     #[inline]
     pub fn data_head_len(flow: FlowId, offset: u64, len: usize) -> usize {

@@ -21,9 +21,11 @@ pub struct Datagram {
 }
 
 /// Datagrams of one session that were not read yet.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct DatagramInbox {
     pub(crate) unread: VecDeque<Datagram>,
+    /// How many datagrams wait at most.
+    unread_max: usize,
     pub(crate) unread_dropped: u64,
     pub(crate) reader: Option<Waker>,
     /// Inboxes of the contexts that have their own reader.
@@ -35,6 +37,20 @@ pub(crate) struct DatagramInbox {
 /// The memory that a datagram takes beside its payload: its entry in the list, which doubles as it
 /// grows, and its allocation.
 const DATAGRAM_OVERHEAD_BYTES: u64 = 128;
+
+impl Default for DatagramInbox {
+    fn default() -> DatagramInbox {
+        DatagramInbox {
+            unread: VecDeque::new(),
+            unread_max: DATAGRAMS_UNREAD_MAX,
+            unread_dropped: 0,
+            reader: None,
+            context_inboxes: BTreeMap::new(),
+            account: MemoryAccount::default(),
+            charge: MemoryCharge::default(),
+        }
+    }
+}
 
 impl DatagramInbox {
     /// An empty inbox whose datagrams are charged to `account`.
@@ -62,7 +78,7 @@ impl DatagramInbox {
         if let Some(own) = self.context_inboxes.get_mut(&context) {
             return own.push(context, bytes);
         }
-        if self.unread.len() == DATAGRAMS_UNREAD_MAX {
+        if self.unread.len() >= self.unread_max {
             self.pop();
             self.unread_dropped += 1;
         }
@@ -75,9 +91,9 @@ impl DatagramInbox {
         self.wake();
     }
 
-    /// Gives a context its own inbox, with its datagrams that have already arrived. Returns false
+    /// Gives a context its own inbox for at most `unread_max` datagrams, with those that have already arrived. Returns false
     /// if it has one.
-    pub(crate) fn separate_context(&mut self, context: u64) -> bool {
+    pub(crate) fn separate_context(&mut self, context: u64, unread_max: usize) -> bool {
         if self.context_inboxes.contains_key(&context) {
             return false;
         }
@@ -85,6 +101,7 @@ impl DatagramInbox {
         let (theirs, rest): (VecDeque<_>, _) = all.into_iter().partition(|d| d.context == context);
         self.unread = rest;
         let mut own = DatagramInbox::new(self.account.clone());
+        own.unread_max = unread_max;
         for datagram in theirs {
             self.release(&datagram);
             own.push(context, datagram.bytes);

@@ -1,7 +1,7 @@
 //! Datagrams that stay with their source until a session has room for them.
 //!
 //! ```text
-//!  source ── next ──▶ a few in the core's queue ──▶ packets
+//!  source ── take ──▶ a few in the core's queue ──▶ packets
 //!    ▲ datagrams_ready                  │ all left in one turn: more next time · some stayed: fewer
 //! ```
 //!
@@ -30,11 +30,12 @@ pub struct SourcedDatagram {
 
 /// Where a session gets datagrams from: [`crate::Connection::set_datagram_source`].
 pub trait DatagramSource: Send + Sync + 'static {
-    /// The next datagram, of at most `max` bytes; one that is longer is dropped. `None` if there is none now: then
-    /// [`crate::Connection::datagrams_ready`] follows when there is.
+    /// Appends the next datagrams to `datagrams`: at most `count`, each of at most `max` bytes; those that are longer are
+    /// dropped. Fewer than `count` if there are no more now: then [`crate::Connection::datagrams_ready`] follows when there
+    /// are.
     ///
     /// Is called with the session locked: it must not call the session, nor wait for who does.
-    fn next(&self, max: usize) -> Option<SourcedDatagram>;
+    fn take(&self, max: usize, count: usize, datagrams: &mut Vec<SourcedDatagram>);
 }
 
 /// The source of a session, and how much of it is taken at once.
@@ -42,8 +43,10 @@ pub(crate) struct DatagramFeed {
     source: Arc<dyn DatagramSource>,
     /// How many datagrams wait in the core at most.
     waiting_max: usize,
-    /// Whether the source had more than was taken in the last turn.
+    /// Whether the source had more than was taken when it was last asked.
     pub(crate) had_more: bool,
+    /// Room for what is taken at once.
+    taken: Vec<SourcedDatagram>,
 }
 
 impl DatagramFeed {
@@ -52,6 +55,7 @@ impl DatagramFeed {
             source,
             waiting_max: WAITING_MIN,
             had_more: false,
+            taken: Vec::new(),
         }
     }
 
@@ -69,17 +73,19 @@ impl DatagramFeed {
                 _ => (self.waiting_max - 1).max(WAITING_MIN),
             };
         }
-        self.had_more = true;
-        for _ in waiting..self.waiting_max {
+        let room = self.waiting_max.saturating_sub(waiting);
+        if room > 0 {
             let max = session.datagram_max();
-            let Some(datagram) = self.source.next(max) else {
-                self.had_more = false;
-                break;
-            };
-            if datagram.bytes.len() <= max {
-                let expires = now + Span::from(datagram.expiry);
-                session.send_datagram(datagram.context, datagram.bytes, expires);
+            self.source.take(max, room, &mut self.taken);
+            self.had_more = self.taken.len() >= room;
+            for datagram in self.taken.drain(..) {
+                if datagram.bytes.len() <= max {
+                    let expires = now + Span::from(datagram.expiry);
+                    session.send_datagram(datagram.context, datagram.bytes, expires);
+                }
             }
+        } else {
+            self.had_more = true;
         }
         self.had_more
     }

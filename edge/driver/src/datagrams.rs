@@ -22,7 +22,7 @@ use d2tp_session::{
 };
 
 use crate::clock;
-use crate::datagram_inbox::Datagram;
+use crate::datagram_inbox::{DATAGRAMS_UNREAD_MAX, Datagram};
 use crate::datagram_source::{DatagramFeed, DatagramSource};
 use crate::driver_core::DriverShared;
 
@@ -309,10 +309,17 @@ impl Connection {
     /// including those that have already arrived. `None` if the context already has a reader, or
     /// the session is over.
     pub fn context(&self, context: u64) -> Option<ContextInbox> {
+        self.context_with_room(context, DATAGRAMS_UNREAD_MAX)
+    }
+
+    /// Separates the datagrams of this context, of which at most `unread_max` wait to be read; beyond that the oldest is
+    /// dropped. Otherwise like [`Connection::context`].
+    pub fn context_with_room(&self, context: u64, unread_max: usize) -> Option<ContextInbox> {
         let mut inner = self.shared.inner.lock();
         inner.core.session(self.session)?;
         let inbox = inner.inbox(self.session);
-        inbox.separate_context(context).then(|| ContextInbox {
+        let is_new = inbox.separate_context(context, unread_max);
+        is_new.then(|| ContextInbox {
             connection: self.clone(),
             context,
         })
@@ -339,7 +346,7 @@ impl Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::datagram_inbox::{DATAGRAMS_UNREAD_MAX, DatagramInbox};
+    use crate::datagram_inbox::DatagramInbox;
     use d2tp_session::{MemoryPool, PublicKey};
 
     #[test]
@@ -361,7 +368,7 @@ mod tests {
             inbox.push(0, Bytes::from(vec![0; 1_000]));
         }
         assert!(pool.used() <= 10_000 && inbox.unread_dropped > 0);
-        assert!(!inbox.separate_context(7) || pool.used() <= 10_000);
+        assert!(!inbox.separate_context(7, 8) || pool.used() <= 10_000);
         while inbox.pop().is_some() {}
         assert_eq!(pool.used(), 0);
         inbox.push(7, Bytes::from(vec![0; 1_000]));
@@ -376,10 +383,13 @@ mod tests {
         for context in [7, 8, 7] {
             inbox.push(context, Bytes::new());
         }
-        assert!(inbox.separate_context(7));
-        assert!(!inbox.separate_context(7), "it has a reader");
+        assert!(inbox.separate_context(7, 3));
+        assert!(!inbox.separate_context(7, 3), "it has a reader");
         inbox.push(7, Bytes::new());
         assert_eq!(inbox.context_inboxes[&7].unread.len(), 3);
+        inbox.push(7, Bytes::new());
+        assert_eq!(inbox.context_inboxes[&7].unread.len(), 3);
+        assert_eq!(inbox.context_inboxes[&7].unread_dropped, 1, "it is full");
         assert_eq!(inbox.unread.len(), 1);
     }
 }

@@ -222,7 +222,11 @@ impl DriverEngine {
                 return false;
             }
         }
-        for _ in 0..SENDS_PER_TURN {
+        for sent in 0..SENDS_PER_TURN {
+            if sent > 0 && self.has_datagrams {
+                // What left made room.
+                self.has_datagrams = inner.fill_datagrams();
+            }
             let Some(transmit) = inner.core.poll_transmit(now, &mut self.buffer) else {
                 return false;
             };
@@ -240,6 +244,13 @@ impl DriverEngine {
         inner.drain_trace();
         while let Some((session, event)) = inner.core.poll_event() {
             hibernation::on_event(inner, session, &event);
+            let event = match event {
+                SessionEvent::Datagram { context, bytes } if context != MOVE_CONTEXT => {
+                    inner.inbox(session).push(context, bytes);
+                    continue;
+                }
+                other => other,
+            };
             let wake = |flow: FlowId, f: fn(&mut FlowEntry), inner: &mut DriverCore| {
                 if let Some(entry) = inner.flows.get_mut(&(session, flow)) {
                     f(entry);

@@ -38,6 +38,9 @@ pub use tun_device::{TunBatch, TunDevice, TunError, TunWriter};
 /// The context of DATAGRAM frames that carry inner packets.
 pub const PACKET_CONTEXT: u64 = 0x6970; // "ip" in ASCII
 
+/// The most packets that came from a session and wait to be written to the device.
+pub const PACKETS_UNREAD_MAX: usize = 2048; // a guess: what one turn of a session's engine receives at most
+
 /// The smallest inner MTU, which IPv6 requires (RFC 8200 §5). Packets of this size are split where a path carries less.
 pub const INNER_MTU_MIN: u16 = 1280;
 

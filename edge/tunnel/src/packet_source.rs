@@ -98,7 +98,12 @@ impl PacketSource {
                     sleep(LOOK_EVERY).await;
                     continue;
                 }
-                let waiting = self.state.lock().pop();
+                let waiting = {
+                    let mut state = self.state.lock();
+                    let waiting = state.pop(Instant::now());
+                    state.try_charge();
+                    waiting
+                };
                 if let Some(WaitingPacket { packet, .. }) = waiting {
                     flow.write_all(&packet_capsule(&packet)).await?;
                     flow.flush().await?;
@@ -137,12 +142,33 @@ impl SourceState {
     }
 
     /// The next whole packet.
-    fn pop(&mut self) -> Option<WaitingPacket> {
+    fn pop(&mut self, now: Instant) -> Option<WaitingPacket> {
         // Its first piece went another way, or nowhere.
         self.second = None;
-        let waiting = self.queue.pop(Instant::now());
-        self.try_charge();
-        waiting
+        self.queue.pop(now)
+    }
+
+    /// The next datagram, of at most `max` bytes. Counts packets for which even two are too small in `too_long`.
+    fn next_datagram(
+        &mut self,
+        now: Instant,
+        max: usize,
+        too_long: &AtomicU64,
+    ) -> Option<(Bytes, Duration)> {
+        if let Some(second) = self.second.take_if(|(second, _)| second.len() <= max) {
+            return Some(second);
+        }
+        loop {
+            let WaitingPacket { packet, left } = self.pop(now)?;
+            self.number = self.number.wrapping_add(1);
+            match split(packet.freeze(), max, self.number) {
+                Ok((first, second)) => {
+                    self.second = second.map(|second| (second, left));
+                    return Some((first, left));
+                }
+                Err(_) => drop(too_long.fetch_add(1, Ordering::Relaxed)),
+            }
+        }
     }
 
     /// Charges what the packets occupy now. False if there is no room for it.
@@ -152,27 +178,15 @@ impl SourceState {
 }
 
 impl DatagramSource for PacketSource {
-    fn next(&self, max: usize) -> Option<SourcedDatagram> {
+    fn take(&self, max: usize, count: usize, datagrams: &mut Vec<SourcedDatagram>) {
         let mut state = self.state.lock();
-        let state = &mut *state;
-        let datagram = |bytes, expiry| SourcedDatagram {
+        let now = Instant::now();
+        let taken = std::iter::from_fn(|| state.next_datagram(now, max, &self.too_long));
+        datagrams.extend(taken.take(count).map(|(bytes, expiry)| SourcedDatagram {
             context: PACKET_CONTEXT,
             bytes,
             expiry,
-        };
-        if let Some((second, left)) = state.second.take_if(|(second, _)| second.len() <= max) {
-            return Some(datagram(second, left));
-        }
-        loop {
-            let WaitingPacket { packet, left } = state.pop()?;
-            state.number = state.number.wrapping_add(1);
-            match split(packet.freeze(), max, state.number) {
-                Ok((first, second)) => {
-                    state.second = second.map(|second| (second, left));
-                    return Some(datagram(first, left));
-                }
-                Err(_) => drop(self.too_long.fetch_add(1, Ordering::Relaxed)),
-            }
-        }
+        }));
+        state.try_charge();
     }
 }

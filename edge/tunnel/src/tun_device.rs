@@ -13,6 +13,10 @@ use tun_rs::{DeviceBuilder, GROTable, Layer, SyncDevice, VIRTIO_NET_HDR_LEN};
 /// Packets that one read returns at most: 64 KiB in segments of 268 bytes.
 const BATCH_MAX: usize = 256;
 
+/// Packets that are looked at together for pieces of one connection when they are written. Each that begins another piece, as
+/// every new timestamp of TCP does, is compared with all later ones.
+const WRITE_TOGETHER_MAX: usize = 128; // as wireguard-go
+
 /// Bytes of a packet at most.
 const PACKET_BYTES_MAX: usize = 2048;
 
@@ -169,6 +173,11 @@ impl TunDevice {
     /// # Errors
     /// The device is gone.
     pub fn send(&self, writer: &mut TunWriter, packets: &[Bytes]) -> io::Result<()> {
+        let mut pieces = packets.chunks(WRITE_TOGETHER_MAX);
+        pieces.try_for_each(|packets| self.send_together(writer, packets))
+    }
+
+    fn send_together(&self, writer: &mut TunWriter, packets: &[Bytes]) -> io::Result<()> {
         writer.buffers.truncate(packets.len());
         writer.buffers.resize_with(packets.len(), BytesMut::new);
         for (buffer, packet) in writer.buffers.iter_mut().zip(packets) {

@@ -63,6 +63,17 @@ impl Scene {
 
     /// Starts device, proxy and server, with this tunnel network.
     pub async fn start_with(net: &'static str) -> Scene {
+        Scene::start_shaped(net, "").await
+    }
+
+    /// Starts device, proxy and server, with a Wi-Fi of 16 Mb/s towards the device.
+    pub async fn start_slow() -> Scene {
+        let shape = "tc qdisc replace dev ap0 root tbf rate 16mbit burst 32k latency 100ms";
+        Scene::start_shaped("10.83.0.0/16", shape).await
+    }
+
+    /// Starts all, after the command `shape` on the proxy's host.
+    async fn start_shaped(net: &'static str, shape: &'static str) -> Scene {
         sh("mount -t tmpfs t /run
             echo nameserver 198.18.0.2 > /run/resolv.conf
             mount --bind /run/resolv.conf /etc/resolv.conf
@@ -75,6 +86,7 @@ impl Scene {
         origin_namespace(move || async move {
             start_server();
             start_outside();
+            sh(shape);
             std::thread::spawn({
                 // Of the proxy's namespace, as its thread is.
                 move || {

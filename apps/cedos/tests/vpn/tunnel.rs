@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::process::Command;
 use std::time::Duration;
 
-use cedos_lab_rig::namespace::{in_namespace_with, received, sh, wifi_off};
+use cedos_lab_rig::namespace::{in_namespace_with, received, sh, wifi_off, wifi_on};
 use cedos_lab_rig::processor_wait::ProcessorWait;
 use cedos_lab_rig::program::{pid_of, run};
 use cedos_lab_rig::wait::until_async;
@@ -106,10 +106,10 @@ fn udp_ping_and_connections_as_packets_reach_a_server_through_the_proxy() {
     in_namespace_with(TUNNEL, this_test!(), || all_kinds_of_traffic("packets"));
 }
 
-/// A change of network with `outage` without any between.
-async fn change_of_network(mode: &str, outage: Duration) {
+/// A change of network with `outage` without any between. `link`: what networks cost.
+async fn change_of_network(link: &str, mode: &str, outage: Duration) {
     let scene = Scene::start().await;
-    let vpn = scene.up(&["--tcp", mode]).await;
+    let vpn = scene.up_over(link, &["--tcp", mode]).await;
     let (mut stream, socket) = (connect(), udp("198.18.0.2:7"));
     echo(&mut stream, b"before");
     ask(&socket, b"before");
@@ -160,14 +160,67 @@ fn where_only_a_metered_network_is_up_names_and_datagrams_use_it() {
 #[test]
 fn flows_and_datagrams_survive_a_change_of_network() {
     in_namespace_with(TUNNEL, this_test!(), || {
-        change_of_network("flows", Duration::from_secs(3))
+        change_of_network("w*=free", "flows", Duration::from_secs(3))
     });
 }
 
 #[test]
 fn connections_as_packets_survive_a_change_of_network() {
     in_namespace_with(TUNNEL, this_test!(), || {
-        change_of_network("packets", Duration::from_secs(1))
+        change_of_network("w*=free", "packets", Duration::from_secs(1))
+    });
+}
+
+#[test]
+fn connections_as_packets_survive_a_change_between_metered_networks() {
+    in_namespace_with(TUNNEL, this_test!(), || {
+        change_of_network("w*=metered", "packets", Duration::from_secs(5))
+    });
+}
+
+/// Reads the server's object until `bytes` have come.
+fn download(stream: &mut TcpStream, came: &mut usize, bytes: usize) {
+    let mut buffer = [0; 65_536];
+    while *came < bytes {
+        let n = stream.read(&mut buffer).expect("the download goes on");
+        assert!(n > 0, "it ended after {came} bytes");
+        *came += n;
+    }
+}
+
+/// A download as packets over a slow link, with 20 s without any network in its middle. `link`: what networks cost.
+async fn slow_download_with_outage(link: &str) {
+    let scene = Scene::start_slow().await;
+    let vpn = scene.up_over(link, &["--tcp", "packets"]).await;
+    let mut stream = TcpStream::connect((SERVER, 80)).expect("connected");
+    // The kernel's timers, doubled while nothing came through, end up to as long after the outage as it took.
+    stream
+        .set_read_timeout(Some(Duration::from_secs(60)))
+        .expect("a length of time");
+    stream
+        .write_all(b"GET / HTTP/1.1\r\n\r\n")
+        .expect("writable");
+    let mut came = 0;
+    download(&mut stream, &mut came, OBJECT_BYTES / 10);
+    wifi_off();
+    // sleep: an outage is the subject
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    wifi_on("198.51.100.7");
+    download(&mut stream, &mut came, OBJECT_BYTES);
+    end(&scene, vpn).await;
+}
+
+#[test]
+fn a_download_as_packets_goes_on_after_twenty_seconds_without_any_network() {
+    in_namespace_with(TUNNEL, this_test!(), || {
+        slow_download_with_outage("w*=free")
+    });
+}
+
+#[test]
+fn a_download_in_capsules_goes_on_after_twenty_seconds_without_any_network() {
+    in_namespace_with(TUNNEL, this_test!(), || {
+        slow_download_with_outage("w*=metered")
     });
 }
 
@@ -175,7 +228,7 @@ fn connections_as_packets_survive_a_change_of_network() {
 #[ignore = "an outage of a minute"]
 fn flows_and_datagrams_survive_a_minute_without_a_network() {
     in_namespace_with(TUNNEL, this_test!(), || {
-        change_of_network("flows", Duration::from_secs(60))
+        change_of_network("w*=free", "flows", Duration::from_secs(60))
     });
 }
 

@@ -84,21 +84,21 @@ struct Numbers {
 }
 
 impl DatagramSource for Numbers {
-    fn next(&self, max: usize) -> Option<SourcedDatagram> {
+    fn take(&self, max: usize, count: usize, datagrams: &mut Vec<SourcedDatagram>) {
         assert!(max >= 1_000, "{max}");
-        let number = self.next.load(Ordering::Relaxed);
         assert!(
             self.has_path.load(Ordering::Relaxed),
             "asked without a path"
         );
-        (number < self.end.load(Ordering::Relaxed)).then(|| {
-            self.next.store(number + 1, Ordering::Relaxed);
-            SourcedDatagram {
-                context: 5,
-                bytes: number.to_be_bytes().to_vec().into(),
-                expiry: LONG,
-            }
-        })
+        let next = self.next.load(Ordering::Relaxed);
+        let end = self.end.load(Ordering::Relaxed);
+        let end = end.min(next + u32::try_from(count).unwrap());
+        datagrams.extend((next..end).map(|number| SourcedDatagram {
+            context: 5,
+            bytes: number.to_be_bytes().to_vec().into(),
+            expiry: LONG,
+        }));
+        self.next.store(end, Ordering::Relaxed);
     }
 }
 

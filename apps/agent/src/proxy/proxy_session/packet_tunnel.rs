@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use d2tp_driver::{Connection, ContextInbox, Flow, FlowIo as _, FlowSettings};
-use d2tp_tunnel::CapsuleReader;
+use d2tp_tunnel::{CapsuleReader, PACKETS_UNREAD_MAX};
 use http::HeaderMap;
 use tokio::io::{AsyncWriteExt as _, ReadHalf, WriteHalf};
 
@@ -94,7 +94,7 @@ impl ProxySession {
         let (number, flow, connection) = begun.expect("steered when it was opened");
         self.stirred.notify_one();
         // Before the answer, after which packets may come.
-        let inbox = connection.context(context);
+        let inbox = connection.context_with_room(context, PACKETS_UNREAD_MAX);
         let Some(inbox) = inbox else {
             lock(&self.flows).all.remove(&number);
             return Err(unavailable("this session has a tunnel already"));
