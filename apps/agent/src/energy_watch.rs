@@ -46,7 +46,9 @@ impl EnergySettings {
             Some(file) => read_profiles(&file)?,
         };
         Ok(EnergySettings {
-            saving: settings.parsed("energy.save", str::parse).unwrap_or_default(),
+            saving: settings
+                .parsed("energy.save", str::parse)
+                .unwrap_or_default(),
             profiles,
             supplies: supplies(settings),
         })
@@ -69,7 +71,9 @@ fn read_profiles(file: &Path) -> Result<RadioProfiles, String> {
     let size = std::fs::metadata(file).map(|found| found.len());
     let size = size.map_err(|error| format!("cannot read radio profiles from {shown}: {error}"))?;
     if size > PROFILES_BYTES_MAX {
-        return Err(format!("{shown} has {size} bytes, too many for radio profiles"));
+        return Err(format!(
+            "{shown} has {size} bytes, too many for radio profiles"
+        ));
     }
     let text = std::fs::read_to_string(file)
         .map_err(|error| format!("cannot read radio profiles from {shown}: {error}"))?;

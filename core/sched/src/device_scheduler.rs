@@ -35,11 +35,11 @@ use std::time::Duration;
 
 use d2tp_time::{Span, Time};
 
+use crate::energy_policy::RadioPowerModel;
+use crate::energy_saving::{EnergySaving, PowerSource};
 use crate::{
     CompletionEstimate, ForecastHint, LinkClass, NetworkRates, SavedHistory, SchedulerMode,
 };
-use crate::energy_policy::RadioPowerModel;
-use crate::energy_saving::{EnergySaving, PowerSource};
 use budget_shares::BudgetShares;
 pub use carried_by_link::{CarriedByLink, CarryingLink};
 pub use client_decision::{ClientDecision, Grant};
@@ -184,8 +184,7 @@ impl DeviceScheduler {
         let own = report.demand.metered_bytes_left;
         let limit = offer.map(|offer| offer.min(own.unwrap_or(u64::MAX)));
         let mut decision = self.of(client).decide(now, client.number, report);
-        let begins_in =
-            (self.energy).apply(now, client, report, &mut decision, &self.directions);
+        let begins_in = (self.energy).apply(now, client, report, &mut decision, &self.directions);
         self.of(client)
             .set_energy_wait(now, client.number, begins_in);
         decision.limit = limit;

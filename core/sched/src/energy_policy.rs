@@ -398,7 +398,11 @@ impl EnergyPolicy {
         if span >= PAUSE {
             // Nothing was carried meanwhile, so the radios slept, and a new stretch begins.
             span = Span::ZERO;
-            self.joules += self.lines.iter_mut().map(LinkEnergyState::leave).sum::<f64>();
+            self.joules += self
+                .lines
+                .iter_mut()
+                .map(LinkEnergyState::leave)
+                .sum::<f64>();
             self.began = (self.bits, self.joules);
         }
         for (line, observation) in self.lines.iter_mut().zip(observations) {

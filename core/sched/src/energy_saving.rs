@@ -18,8 +18,11 @@ pub enum EnergySaving {
 
 impl EnergySaving {
     /// Every choice.
-    pub const ALL: [EnergySaving; 3] =
-        [EnergySaving::Auto, EnergySaving::Always, EnergySaving::Never];
+    pub const ALL: [EnergySaving; 3] = [
+        EnergySaving::Auto,
+        EnergySaving::Always,
+        EnergySaving::Never,
+    ];
 
     /// The name of the choice on a command line: `auto`, `always` or `never`.
     pub fn as_str(self) -> &'static str {

@@ -112,9 +112,7 @@ impl Scheduler {
                 | LinkWaitReason::QueuedBehind
                 | LinkWaitReason::SavesEnergy,
                 _,
-            ) => {
-                "a free network | another policy".to_owned()
-            }
+            ) => "a free network | another policy".to_owned(),
         };
         FlowExplanation {
             reason: Some(reason),

@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use d2tp_links::{Link, LinkKind};
+use d2tp_sched::energy_policy::RadioPowerModel;
 use d2tp_sched::{
     ClientDecision, ClientId, ClientReport, CompletionEstimate, DeviceScheduler, EnergySaving,
-    ForecastHint, LinkChoice, LinkSurroundings, PowerSource, RadioStatus, SavedLinkHistory, SchedulerKind, TransferDirection,
-    UdpObstacle, WakingClients,
+    ForecastHint, LinkChoice, LinkSurroundings, PowerSource, RadioStatus, SavedLinkHistory,
+    SchedulerKind, TransferDirection, UdpObstacle, WakingClients,
 };
-use d2tp_sched::energy_policy::RadioPowerModel;
 use d2tp_session::{Span, Time};
 use parking_lot::Mutex;
 use tokio::sync::watch;

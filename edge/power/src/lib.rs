@@ -27,5 +27,7 @@ pub use linux::LinuxMachine;
 pub use logind::{Inhibitor, Logind, LogindError};
 pub use machine::{PowerEvent, SleepingMachine, WakeReason};
 pub use power_supply::{POWER_SUPPLIES, read_power_source};
-pub use radio_profile::{RadioKind, RadioProfile, RadioProfileError, RadioProfiles, RadioStage};
+pub use radio_profile::{
+    BUILT_IN_RADIOS, RadioKind, RadioProfile, RadioProfileError, RadioProfiles, RadioStage,
+};
 pub use wake_controller::WakeController;

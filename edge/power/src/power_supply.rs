@@ -76,10 +76,15 @@ fn together(batteries: &[Battery]) -> Option<u8> {
         .iter()
         .filter_map(|battery| Some((f64::from(battery.percent?), battery.full)))
         .collect();
-    let all_sized = known.iter().all(|(_, full)| full.is_some_and(|full| full > 0.0));
+    let all_sized = known
+        .iter()
+        .all(|(_, full)| full.is_some_and(|full| full > 0.0));
     let weight = |full: Option<f64>| full.filter(|_| all_sized).unwrap_or(1.0);
     let sum: f64 = known.iter().map(|(_, full)| weight(*full)).sum();
-    let left: f64 = known.iter().map(|(percent, full)| percent * weight(*full)).sum();
+    let left: f64 = known
+        .iter()
+        .map(|(percent, full)| percent * weight(*full))
+        .sum();
     (sum > 0.0).then(|| (left / sum).round() as u8)
 }
 
@@ -113,7 +118,14 @@ mod tests {
     fn a_battery_that_is_discharged_is_what_the_machine_runs_on() {
         let low: Tree<'_> = &[
             MAINS_OFF,
-            ("BAT0", &[("type", "Battery"), ("status", "Discharging"), ("capacity", "63")]),
+            (
+                "BAT0",
+                &[
+                    ("type", "Battery"),
+                    ("status", "Discharging"),
+                    ("capacity", "63"),
+                ],
+            ),
         ];
         assert_eq!(source(low), battery(Some(63)));
         let silent: Tree<'_> = &[("BAT0", &[("type", "Battery"), ("status", "Discharging")])];
@@ -123,7 +135,10 @@ mod tests {
     #[test]
     fn a_battery_that_is_charged_or_full_is_not() {
         for status in ["Charging", "Full", "Not charging"] {
-            let tree: Tree<'_> = &[MAINS_ON, ("BAT0", &[("type", "Battery"), ("status", status)])];
+            let tree: Tree<'_> = &[
+                MAINS_ON,
+                ("BAT0", &[("type", "Battery"), ("status", status)]),
+            ];
             assert_eq!(source(tree), PowerSource::External, "{status}");
         }
         let by_usb: Tree<'_> = &[
@@ -143,16 +158,31 @@ mod tests {
         ];
         assert_eq!(source(&[("hid-1", mouse)]), PowerSource::Unknown);
         assert_eq!(source(&[("hid-1", mouse), MAINS_ON]), PowerSource::External);
-        let bay: &[(&str, &str)] =
-            &[("type", "Battery"), ("present", "0"), ("status", "Discharging")];
+        let bay: &[(&str, &str)] = &[
+            ("type", "Battery"),
+            ("present", "0"),
+            ("status", "Discharging"),
+        ];
         assert_eq!(source(&[("BAT1", bay), MAINS_ON]), PowerSource::External);
     }
 
     #[test]
     fn of_several_batteries_each_counts_by_its_size() {
         let of = |percent, full| -> [(&'static str, &'static str); 4] {
-            let status = ("status", if percent == "0" { "Unknown" } else { "Discharging" });
-            [("type", "Battery"), status, ("capacity", percent), ("energy_full", full)]
+            let status = (
+                "status",
+                if percent == "0" {
+                    "Unknown"
+                } else {
+                    "Discharging"
+                },
+            );
+            [
+                ("type", "Battery"),
+                status,
+                ("capacity", percent),
+                ("energy_full", full),
+            ]
         };
         let (first, second) = (of("0", "10000000"), of("80", "30000000"));
         assert_eq!(
@@ -163,9 +193,19 @@ mod tests {
 
     #[test]
     fn a_machine_that_says_nothing_or_nonsense_is_unknown() {
-        assert_eq!(read_power_source(Path::new("/nonexistent")), PowerSource::Unknown);
+        assert_eq!(
+            read_power_source(Path::new("/nonexistent")),
+            PowerSource::Unknown
+        );
         assert_eq!(source(&[]), PowerSource::Unknown);
-        let nonsense: Tree<'_> = &[("BAT0", &[("type", "Battery"), ("status", "\u{0}?"), ("capacity", "-7")])];
+        let nonsense: Tree<'_> = &[(
+            "BAT0",
+            &[
+                ("type", "Battery"),
+                ("status", "\u{0}?"),
+                ("capacity", "-7"),
+            ],
+        )];
         assert_eq!(source(nonsense), PowerSource::Unknown);
     }
 }

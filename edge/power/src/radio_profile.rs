@@ -98,13 +98,16 @@ pub enum RadioProfileError {
     NoSuchRadio(String),
 }
 
+/// The file of profiles that the program has itself.
+pub const BUILT_IN_RADIOS: &str = include_str!("../radios.toml");
+
 impl RadioProfiles {
     /// The profiles that the program has itself.
     ///
     /// # Panics
     /// Never: a test reads them.
     pub fn built_in() -> RadioProfiles {
-        RadioProfiles::parse(include_str!("../radios.toml")).expect("a test reads it")
+        RadioProfiles::parse(BUILT_IN_RADIOS).expect("a test reads it")
     }
 
     /// Reads profiles.
@@ -157,7 +160,11 @@ impl RadioProfile {
         };
         within("idle_mw", self.idle_mw, MILLIWATTS_MAX)?;
         within("up_nj_per_byte", self.up_nj_per_byte, BYTE_NANOJOULES_MAX)?;
-        within("down_nj_per_byte", self.down_nj_per_byte, BYTE_NANOJOULES_MAX)?;
+        within(
+            "down_nj_per_byte",
+            self.down_nj_per_byte,
+            BYTE_NANOJOULES_MAX,
+        )?;
         for stage in self.stages.iter().chain([&self.ramp]) {
             within("mw", stage.mw, MILLIWATTS_MAX)?;
             within("ms", stage.ms as f64, STAGE_MS_MAX as f64)?;
@@ -225,7 +232,11 @@ mod tests {
             ("idle_mw = 1.0", "idle_mw = -1.0", "idle_mw"),
             ("mw = 500.0", "mw = 500000.0", "mw"),
             ("ms = 2000", "ms = 2000000", "ms"),
-            ("up_nj_per_byte = 2.0", "up_nj_per_byte = nan", "up_nj_per_byte"),
+            (
+                "up_nj_per_byte = 2.0",
+                "up_nj_per_byte = nan",
+                "up_nj_per_byte",
+            ),
             ("mw = 1000.0", "mw = 0.0", "stage"),
             ("wifi = \"a\"", "wifi = \"b\"", "`b`"),
             ("source = \"a test\"", "", "source"),

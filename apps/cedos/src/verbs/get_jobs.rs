@@ -29,6 +29,7 @@ use serde_json::Value;
 
 use super::agent_start;
 use super::handover::{STILL_WAITING, follow_existing};
+use super::power_line::PowerLine;
 
 /// List transfers in the background: those that run, and those that ended lately
 #[derive(Debug, Args)]
@@ -141,6 +142,12 @@ pub async fn ls(args: LsArgs) -> anyhow::Result<ExitCode> {
             true => transfer.to_string(),
             false => listed(transfer, &Zoned::now()),
         });
+    }
+    if !args.json && !transfers.is_empty() {
+        let power = PowerLine::read()?;
+        power
+            .into_iter()
+            .for_each(|power| print_stderr(&power.to_line()));
     }
     if !args.json {
         match (args.clear, transfers.len()) {

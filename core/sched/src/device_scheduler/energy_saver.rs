@@ -5,7 +5,7 @@
 //!  decision of the scheduler: free links, and metered ones that it granted
 //!        │ a client that does not save energy runs? ─────────────────▶ nothing rests
 //!        │ the links up need twice the energy of one that is away,
-//!        │ and that one is surely in time? ──────────────────────────▶ wait, nothing is sent
+//!        │ which will probably be enough, and there is time? ────────▶ wait, nothing is sent
 //!        ▼
 //!  EnergyPolicy ─▶ the others rest, if those that stay are surely in time for every client
 //! ```
@@ -42,15 +42,22 @@ const REPORTED_WITHIN: Span = Span::from_secs(5); // a guess: several reports
 
 /// The probability of being in time from which links may rest, and the one below which they are all
 /// used again. Higher: less energy is saved, and fewer deadlines are missed for it.
-const SURE: f64 = 0.99; // a guess: one of the 128 scenarios of a forecast may fail
-const UNSURE: f64 = 0.95; // a guess
+const SURE: f64 = 0.95; // a guess: it is decided again each second
+const UNSURE: f64 = 0.9; // a guess
+/// The probability that a link which needs less energy carries all in time, from which it is waited for.
+/// Higher: fewer waits in vain.
+const LIKELY: f64 = 0.5; // a guess
+/// The probability that all links are enough in a share of the time left, from which a client may wait.
+/// Higher, and a smaller share: fewer deadlines are missed for a wait.
+const SURE_TO_WAIT: f64 = 0.99; // a guess: one of the 128 scenarios of a forecast may fail
+const LATER_SHARE: f64 = 0.5; // a guess
 
 /// How many times the bits per joule of the links that are up another link must promise to be waited
 /// for. Lower: more waits for smaller gains.
 const WORTH_WAITING: f64 = 2.0; // a guess
 
 /// The step of the search for the end of a wait: each step keeps this share of the time left.
-const WAIT_STEP: f64 = 0.85; // as for the latest start on metered links
+const WAIT_STEP: f64 = 0.8; // a guess
 
 /// The energy decision of a device.
 #[derive(Debug)]
@@ -141,7 +148,8 @@ impl EnergySaver {
 
     fn add_link(&mut self, name: &str, draw: RadioPowerModel) {
         // What is free is Wi-Fi most of the time; the first measurement replaces the assumption.
-        self.policy.add_link(draw, 8.0 * FREE_RATE_FIRST_BYTES_PER_S);
+        self.policy
+            .add_link(draw, 8.0 * FREE_RATE_FIRST_BYTES_PER_S);
         self.links.push(SavedLink {
             name: name.to_owned(),
             sample: LinkSample::default(),
@@ -208,9 +216,7 @@ impl EnergySaver {
             self.decide(now, directions);
             return None;
         }
-        if all_modelled
-            && let Some(wait) = self.wait(now, client, report, &options, direction)
-        {
+        if all_modelled && let Some(wait) = self.wait(now, client, report, &options, direction) {
             let begins = wait.begins_in;
             self.clients.entry(client).or_default().options.clear();
             self.decide(now, directions);
@@ -227,7 +233,9 @@ impl EnergySaver {
         }
         self.decide(now, directions);
         if options.len() > 1 {
-            let again = decision.recheck_after.map_or(LOOK_EVERY, |again| again.min(LOOK_EVERY));
+            let again = decision
+                .recheck_after
+                .map_or(LOOK_EVERY, |again| again.min(LOOK_EVERY));
             decision.recheck_after = Some(again);
         }
         let resting = match report.uses_several_links {
@@ -297,10 +305,16 @@ impl EnergySaver {
         let worth = |link: &LinkCandidate| {
             // A switch interrupts the client, so the link in use stays unless another is clearly better.
             let stay = if link.in_use { 1.2 } else { 1.0 };
-            stay * self.worth(Some(&link.name), direction.known_rate(&link.name), link.class)
+            stay * self.worth(
+                Some(&link.name),
+                direction.known_rate(&link.name),
+                link.class,
+            )
         };
         let best = (options.iter()).max_by(|a, b| worth(a).total_cmp(&worth(b)));
-        let others = options.iter().filter(|link| best.is_some_and(|b| b.name != link.name));
+        let others = options
+            .iter()
+            .filter(|link| best.is_some_and(|b| b.name != link.name));
         others.map(|link| link.name.clone()).collect()
     }
 
@@ -360,14 +374,22 @@ impl EnergySaver {
         decision: &mut ClientDecision,
     ) {
         let rests = |link: &LinkCandidate| resting.contains(&link.name);
-        let metered = || options.iter().filter(|link| link.class == LinkClass::Metered);
+        let metered = || {
+            options
+                .iter()
+                .filter(|link| link.class == LinkClass::Metered)
+        };
         if metered().next().is_some() && metered().all(|link| rests(link)) {
             decision.grant = Grant::None;
             decision.pays_because = None;
         }
         let names: Vec<&str> = resting.iter().map(String::as_str).collect();
         let verb = if names.len() == 1 { "rests" } else { "rest" };
-        let saved = format!("{} {verb} to save energy ({})", names.join(" and "), self.power);
+        let saved = format!(
+            "{} {verb} to save energy ({})",
+            names.join(" and "),
+            self.power
+        );
         if let LinkChoice::Use { index, why } = &mut decision.choice {
             let chosen = &report.candidates[*index];
             if rests(chosen) {
@@ -395,7 +417,11 @@ impl EnergySaver {
     ) -> Option<EnergyWait> {
         let left = report.demand.left.filter(|_| !report.is_interactive)?;
         let worth = |link: &&LinkCandidate| {
-            self.worth(Some(&link.name), direction.known_rate(&link.name), link.class)
+            self.worth(
+                Some(&link.name),
+                direction.known_rate(&link.name),
+                link.class,
+            )
         };
         let best = options.iter().map(worth).fold(0.0, f64::max);
         let known = direction.free_links();
@@ -403,8 +429,11 @@ impl EnergySaver {
             let worth = self.worth(*name, Some(*rate), LinkClass::Free);
             worth.is_finite() && worth >= WORTH_WAITING * best
         };
-        let frugal: BTreeSet<Option<&str>> =
-            known.into_iter().filter(is_frugal).map(|(name, _)| name).collect();
+        let frugal: BTreeSet<Option<&str>> = known
+            .into_iter()
+            .filter(is_frugal)
+            .map(|(name, _)| name)
+            .collect();
         let is_live = |(id, c): &(&ClientId, &ClientEnergy)| {
             **id != client && c.refuses && now.since(c.reported_at) < REPORTED_WITHIN
         };
@@ -414,18 +443,29 @@ impl EnergySaver {
             state.has_begun = false;
             return None;
         }
-        if state.has_begun || is_awake_anyway {
+        let is_sized = report.demand.remaining_bytes.is_some();
+        if state.has_begun || is_awake_anyway || !is_sized {
             return None;
         }
-        let odds = |left_s: f64| {
-            direction.odds_over(now, client.number, left_s, &|name| frugal.contains(&name))
+        let odds = |left_s: f64, is_used: &dyn Fn(Option<&str>) -> bool| {
+            direction.odds_over(now, client.number, left_s, is_used)
         };
-        if odds(left.as_secs_f64()) < SURE {
+        let is_frugal = |name: Option<&str>| frugal.contains(&name);
+        let is_any = |name: Option<&str>| {
+            is_frugal(name) || options.iter().any(|link| name == Some(&*link.name))
+        };
+        // What is up now must be enough later, and what is awaited is likely to be.
+        let may_wait = |left: Duration| {
+            let left_s = left.as_secs_f64();
+            odds(left_s, &is_frugal) >= LIKELY
+                && odds(left_s * LATER_SHARE, &is_any) >= SURE_TO_WAIT
+        };
+        if !may_wait(left) {
             state.has_begun = true;
             return None;
         }
         let mut still = left;
-        while still > Duration::from_secs(1) && odds(still.as_secs_f64()) >= SURE {
+        while still > Duration::from_secs(1) && may_wait(still) {
             still = still.mul_f64(WAIT_STEP);
         }
         let begins_in = left - still;
@@ -453,3 +493,6 @@ struct EnergyWait {
     why: String,
     unblocks: String,
 }
+
+#[cfg(test)]
+mod tests;
