@@ -82,7 +82,7 @@ pub enum RadioProfileError {
         name: String,
         /// The figure.
         field: &'static str,
-        /// Its value.
+        /// The value of the figure.
         value: f64,
         /// The most it may be.
         most: f64,

@@ -25,7 +25,7 @@ impl PowerLine {
         Ok((power != PowerSource::Unknown).then_some(PowerLine { power, saving }))
     }
 
-    /// As one JSON object.
+    /// The power supply and the setting as one JSON object.
     pub fn to_json(&self) -> Value {
         let percent = match self.power {
             PowerSource::Battery { percent } => percent,
@@ -38,7 +38,7 @@ impl PowerLine {
         json!({"power": power, "percent": percent, "save_energy": self.saving.as_str()})
     }
 
-    /// As a line for people.
+    /// The power supply and the setting as a line for people.
     pub fn to_line(&self) -> String {
         let saves = match (self.saving, self.power.is_battery()) {
             (EnergySaving::Auto, true) => "transfers save energy while there is time",

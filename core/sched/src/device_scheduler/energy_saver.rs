@@ -69,14 +69,14 @@ pub(super) struct EnergySaver {
     /// The power of the radio of a free link that the device has not seen yet.
     expected: Option<RadioPowerModel>,
     policy: EnergyPolicy,
-    links: Vec<SavedLink>,
+    links: Vec<SaverLink>,
     clients: BTreeMap<ClientId, ClientEnergy>,
     decided_at: Option<Time>,
 }
 
 /// A link in the policy's list.
 #[derive(Debug)]
-struct SavedLink {
+struct SaverLink {
     name: String,
     sample: LinkSample,
     network: Option<String>,
@@ -150,7 +150,7 @@ impl EnergySaver {
         // What is free is Wi-Fi most of the time; the first measurement replaces the assumption.
         self.policy
             .add_link(draw, 8.0 * FREE_RATE_FIRST_BYTES_PER_S);
-        self.links.push(SavedLink {
+        self.links.push(SaverLink {
             name: name.to_owned(),
             sample: LinkSample::default(),
             network: None,

@@ -152,11 +152,13 @@ enum PlaneRoute {
     /// A walk with full coverage and varying signal, whose mean rate is that of the paper's energy
     /// table.
     Varying,
+    /// A walk with full coverage and one access point, whose signal varies three times as slowly.
+    VaryingSlowly,
 }
 
 impl PlaneRoute {
     fn all() -> Vec<PlaneRoute> {
-        let mut places = vec![PlaneRoute::Varying];
+        let mut places = vec![PlaneRoute::Varying, PlaneRoute::VaryingSlowly];
         for movement in [WALKING, DRIVING] {
             let movement = Movement {
                 seconds: SECONDS,
@@ -170,7 +172,7 @@ impl PlaneRoute {
     fn movement(self) -> &'static str {
         match self {
             PlaneRoute::Covered(movement, _) => movement.name,
-            PlaneRoute::Varying => WALKING.name,
+            PlaneRoute::Varying | PlaneRoute::VaryingSlowly => WALKING.name,
         }
     }
 
@@ -178,21 +180,24 @@ impl PlaneRoute {
         match self {
             PlaneRoute::Covered(_, coverage) => format!("coverage_{coverage}"),
             PlaneRoute::Varying => "signal_varies".to_owned(),
+            PlaneRoute::VaryingSlowly => "signal_varies_slowly".to_owned(),
         }
     }
 
     fn course(self, seed: u64) -> Vec<MobilitySegment> {
         match self {
             PlaneRoute::Covered(movement, coverage) => movement.course(coverage, seed),
-            PlaneRoute::Varying => varying(seed),
+            PlaneRoute::Varying => varying(seed, WALKING.contact_s),
+            PlaneRoute::VaryingSlowly => varying(seed, SECONDS),
         }
     }
 }
 
 /// A walk with full coverage, which is good only near access points.
-fn varying(seed: u64) -> Vec<MobilitySegment> {
+fn varying(seed: u64, contact_s: f64) -> Vec<MobilitySegment> {
     let movement = Movement {
         seconds: SECONDS,
+        contact_s,
         step_s: 5.0,
         ..WALKING
     };
@@ -444,8 +449,30 @@ pub fn simulate() -> anyhow::Result<Measured> {
             of_movement[place.word()] = Value::Object(figures);
         }
     }
+    ours.insert("claim".to_owned(), claim(&standing));
     let (ours, baseline) = (Value::Object(ours), Value::Object(baseline));
     Ok(Measured::figures(ours, baseline, SEEDS.count()))
+}
+
+/// The figures of the paper's own claim: probing and picking beside each link alone, on the i997.
+fn claim(standing: &dyn Fn(PlaneRoute, PlaneClient, usize) -> Standing) -> Value {
+    let by = |place: PlaneRoute, other: PlaneClient| {
+        let probing = standing(place, PlaneClient::ProbeThenPick, 0);
+        let [by_joule, by_second] = probing.over(&standing(place, other, 0));
+        json!({
+            "mbit_per_joule": probing.mbit_per_joule(), "mbps": probing.mbps(),
+            "by_joule": by_joule, "by_second": by_second,
+        })
+    };
+    let driving = Movement {
+        seconds: SECONDS,
+        ..DRIVING
+    };
+    json!({
+        "walking_by_wifi": by(PlaneRoute::Varying, PlaneClient::Wifi),
+        "walking_slowly_by_wifi": by(PlaneRoute::VaryingSlowly, PlaneClient::Wifi),
+        "driving_by_cell": by(PlaneRoute::Covered(driving, 50), PlaneClient::Cell),
+    })
 }
 
 /// The plane for each phone: three charts of the row's figures.
@@ -498,7 +525,7 @@ mod tests {
     #[test]
     fn the_walk_of_the_energy_table_has_its_mean_and_is_mostly_poor() {
         for seed in SEEDS {
-            let course = varying(seed);
+            let course = varying(seed, WALKING.contact_s);
             let (mut mbit, mut poor_s) = (0.0, 0.0);
             for stretch in &course {
                 let span = stretch.until_s - stretch.from_s;
