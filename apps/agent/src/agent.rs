@@ -59,13 +59,14 @@ use d2tp_links::{ClassRules, CostResolver, IneffectiveRuleError, Link, LinkMonit
 use d2tp_power::LinuxMachine;
 use tokio::sync::{broadcast, watch};
 
+use crate::energy_watch::{EnergySettings, watch_energy};
 use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::jobs;
 use crate::fetch::rate_limiter::RateLimiters;
 use crate::fetch::report::print_stderr;
 use crate::metrics_listener::MetricsListener;
 use crate::proxy::{self, LocalProxyListener, ProxySession, ProxySessionPeer};
-use crate::settings;
+use crate::settings::{self, UserSettings};
 use budget_ledger::BudgetLedger;
 pub use budget_ledger::BudgetSettings;
 use d2tp_driver::SchedulerHandle;
@@ -241,6 +242,13 @@ pub async fn run(
     }
     agent.update_allowance();
     agent.look();
+    match UserSettings::load(None) {
+        Ok(settings) => match EnergySettings::load(&settings) {
+            Ok(energy) => watch_energy(&agent.scheduler, agent.link_view.links(), energy),
+            Err(error) => print_stderr(&format!("note: no energy is saved: {error}")),
+        },
+        Err(error) => print_stderr(&format!("note: no energy is saved: {error}")),
+    }
     let local = tokio::task::LocalSet::new();
     local
         .run_until(async {

@@ -5,6 +5,7 @@
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod agent;
+pub mod energy_watch;
 pub mod fetch;
 pub mod key;
 pub mod metrics_listener;

@@ -113,6 +113,9 @@ pub struct TransferOrder {
     /// The priority when not all transfers can be in time: 0 to 7, higher goes first.
     #[serde(default)]
     pub priority: u8,
+    /// When the transfer saves energy: `auto`, `always` or `never`; none is as the device does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub save_energy: Option<String>,
     /// The digest the object must have, `sha256:HEX`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub integrity: Option<String>,
@@ -222,6 +225,7 @@ impl TransferOrder {
             now: false,
             max_cell: None,
             priority: 0,
+            save_energy: None,
             integrity: None,
             tries: TRIES,
             stall_s: STALL_S,
@@ -260,6 +264,8 @@ impl TransferOrder {
             if_late: self.if_late.parse().map_err(word)?,
             metered_bytes_max: self.max_cell,
             priority: self.priority,
+            energy: (self.save_energy.as_deref().map(str::parse).transpose())
+                .map_err(TransferFailure::usage)?,
         })
     }
 

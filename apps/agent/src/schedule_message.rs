@@ -9,7 +9,7 @@
 //!                                                     ◀ {"ok":true,"left":3000000,"decisions":[{"id":1,…}]}
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use d2tp_links::CostClass;
@@ -115,6 +115,9 @@ pub struct ReportedDecision {
     /// Milliseconds after which the decision may change although nothing else does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recheck_ms: Option<u64>,
+    /// The links that rest to save energy. A program that does not know this member uses them.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub resting: BTreeSet<String>,
 }
 
 /// See [`Grant`].
@@ -213,6 +216,7 @@ mod tests {
                 id: 1,
                 grant: Grant::Spend { up_to: Some(500) }.into(),
                 recheck_ms: Some(1_000),
+                resting: BTreeSet::new(),
             }],
         };
         assert_eq!(

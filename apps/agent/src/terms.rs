@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use d2tp_sched::{CostPolicy, DeadlineFallback};
+use d2tp_sched::{CostPolicy, DeadlineFallback, EnergySaving};
 use jiff::{SignedDuration, Timestamp};
 
 use crate::fetch::boot_clock::BootInstant;
@@ -74,6 +74,8 @@ pub struct TransferTerms {
     pub metered_bytes_max: Option<u64>,
     /// The priority when not all transfers can be in time: 0 to 7, higher goes first.
     pub priority: u8,
+    /// When the transfer saves energy; none is as the device does.
+    pub energy: Option<EnergySaving>,
 }
 
 impl TransferTerms {
@@ -92,6 +94,7 @@ impl Default for TransferTerms {
             if_late: DeadlineFallback::Cell,
             metered_bytes_max: None,
             priority: 0,
+            energy: None,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! All links of a device: inputs, the queue of actions, and the next timeout.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use d2tp_session::{FlowId, LinkId, PathState, PathStats, PathStatus};
@@ -69,6 +69,8 @@ pub struct DeviceLinks {
     names: BTreeMap<LinkId, Arc<str>>,
     /// Flows that may pay.
     payers: BTreeMap<FlowId, PayingFlow>,
+    /// The links that are to rest.
+    resting: BTreeSet<String>,
     renewal: SocketRenewal,
     /// Whether payload moved at the last update.
     is_moving: bool,
@@ -141,6 +143,24 @@ impl DeviceLinks {
             });
         }
         self.apply_freezes(now);
+        self.apply_rest();
+        self.update_paths(now);
+    }
+
+    /// Sets the links that rest to save energy; the others are used as before. A link that is in use is
+    /// left once one that does not rest answers, so that data always moves, or at once if all rest.
+    pub fn set_resting(
+        &mut self,
+        now: Time,
+        session: &dyn SessionPaths,
+        resting: &BTreeSet<String>,
+    ) {
+        if self.resting == *resting {
+            return;
+        }
+        self.resting.clone_from(resting);
+        self.observe(now, session);
+        self.apply_rest();
         self.update_paths(now);
     }
 
@@ -342,6 +362,9 @@ impl DeviceLinks {
     /// probed once, so that a later silence of that hop has a meaning.
     pub fn on_path_up(&mut self, now: Time, session: &dyn SessionPaths, socket: LinkId) {
         self.observe(now, session);
+        if self.apply_rest() {
+            self.update_paths(now);
+        }
         self.update_grants(session);
         self.ask_hop_of(now, socket, false);
     }
@@ -432,6 +455,9 @@ impl DeviceLinks {
         self.renew_if_due(now, session);
         self.drop_lost_carriers(now);
         self.observe(now, session);
+        if self.apply_rest() {
+            self.update_paths(now);
+        }
         self.read_radios();
         self.heal(now, session);
         self.try_other_family(now, session);
@@ -487,7 +513,7 @@ impl DeviceLinks {
             link.meter
                 .end_look(now, received, was_moving, lent, round_trip);
             link.closing.retain(|socket| session.has_path(*socket));
-            let held = link.health.keeps_sockets() || link.usage == LinkUse::Off;
+            let held = link.health.keeps_sockets() || link.usage == LinkUse::Off || link.rests;
             let answers = match held || self.is_over || !link.facts.is_usable() {
                 true => LinkAnswers::Unasked,
                 false => {
@@ -588,6 +614,23 @@ impl DeviceLinks {
     fn ticket(&mut self) -> u64 {
         self.last_ticket += 1;
         self.last_ticket
+    }
+
+    /// Lets links rest, or use them again. True if any changed.
+    fn apply_rest(&mut self) -> bool {
+        let pays = self.pays();
+        let is_to_rest = |link: &TrackedLink| self.resting.contains(&*link.facts.name);
+        let mut others = (self.links.values())
+            .filter(|link| !is_to_rest(link) && link.is_wanted(pays))
+            .peekable();
+        let may_leave = others.peek().is_none() || others.any(|link| link.answers.is_up());
+        let mut changed = false;
+        for link in self.links.values_mut() {
+            let is_used = !link.sockets.is_empty() || link.attaching.is_some();
+            let rests = self.resting.contains(&*link.facts.name) && (!is_used || may_leave);
+            changed |= std::mem::replace(&mut link.rests, rests) != rests;
+        }
+        changed
     }
 
     /// Opens and closes paths until they match [`LinkUse`] and the flows that may pay.

@@ -1303,3 +1303,33 @@ fn a_serial_line_may_answer_slowly_and_gets_no_stream() {
         0
     );
 }
+
+#[test]
+fn a_link_that_is_to_rest_is_left_once_another_answers_and_used_again_afterwards() {
+    let mut bench = Bench::with(DeviceLinkSettings::default());
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    bench.set("wwan0", LinkUse::Free, |_| {});
+    let rest = |bench: &mut Bench, names: &[&str]| {
+        let names = names.iter().map(|name| (*name).to_owned()).collect();
+        bench.links.set_resting(bench.now, &bench.session, &names);
+        bench.carry_out();
+    };
+    let cell = bench.sockets("wwan0")[0];
+    bench.answer(cell);
+    bench.pass(ms(100));
+    rest(&mut bench, &["wwan0"]);
+    assert_eq!(bench.sockets("wwan0"), [cell], "nothing else answers yet");
+    let wifi = bench.sockets("wlan0")[0];
+    bench.answer(wifi);
+    bench.pass(ms(100));
+    assert_eq!(bench.sockets("wwan0"), []);
+    assert_eq!(bench.sockets("wlan0"), [wifi]);
+    // Where all are to rest, the client waits, and nothing is sent.
+    rest(&mut bench, &["wlan0", "wwan0"]);
+    assert_eq!(bench.sockets("wlan0"), []);
+    rest(&mut bench, &[]);
+    assert_eq!(
+        bench.sockets("wlan0").len() + bench.sockets("wwan0").len(),
+        2
+    );
+}

@@ -24,6 +24,8 @@ pub const NODE_ANSWER_MAX: Span = Span::from_secs(2); // a guess: a SYN and two 
 pub(crate) struct TrackedLink {
     pub(crate) facts: LinkFacts,
     pub(crate) usage: LinkUse,
+    /// Whether the link is left to save energy.
+    pub(crate) rests: bool,
     /// The link's sockets in use.
     pub(crate) sockets: Vec<AttachedSocket>,
     /// Sockets of its other address family, to be tried if the first does not answer.
@@ -61,6 +63,7 @@ impl TrackedLink {
         TrackedLink {
             facts,
             usage,
+            rests: false,
             sockets: Vec::new(),
             other_family: Vec::new(),
             retiring: Vec::new(),
@@ -85,6 +88,7 @@ impl TrackedLink {
     pub(crate) fn is_wanted(&self, pays: bool) -> bool {
         let there = self.facts.is_usable() || self.health.keeps_sockets();
         match self.usage {
+            _ if self.rests => false,
             LinkUse::Off => false,
             LinkUse::Free => there,
             LinkUse::Paid => there && pays,

@@ -90,10 +90,21 @@ impl CapacityForecast {
         links: &[LinkHistory],
         horizons: impl Iterator<Item = f64>,
     ) -> CapacityForecast {
+        CapacityForecast::over(now, links, &|_| true, horizons)
+    }
+
+    /// Simulates those of the links that `is_used` names by their place, as [`CapacityForecast::new`] does.
+    pub fn over(
+        now: Time,
+        links: &[LinkHistory],
+        is_used: &dyn Fn(usize) -> bool,
+        horizons: impl Iterator<Item = f64>,
+    ) -> CapacityForecast {
         let horizons: Vec<f64> = horizons.collect();
         let mut free = vec![[0.0; SCENES]; horizons.len()];
         let mut all = free.clone();
-        for (n, link) in links.iter().enumerate() {
+        let used = links.iter().enumerate().filter(|(n, _)| is_used(*n));
+        for (n, link) in used {
             let into = match link.class() {
                 LinkClass::Free => &mut free,
                 LinkClass::Metered => &mut all,

@@ -23,6 +23,7 @@ mod client_decision;
 mod client_report;
 mod direction_scheduler;
 mod duplex_client;
+mod energy_saver;
 mod flow_spending;
 mod link_surroundings;
 mod rate_measurement;
@@ -34,6 +35,8 @@ use std::time::Duration;
 
 use d2tp_time::{Span, Time};
 
+use crate::energy_policy::RadioPowerModel;
+use crate::energy_saving::{EnergySaving, PowerSource};
 use crate::{
     CompletionEstimate, ForecastHint, LinkClass, NetworkRates, SavedHistory, SchedulerMode,
 };
@@ -43,6 +46,7 @@ pub use client_decision::{ClientDecision, Grant};
 pub use client_report::{ClientId, ClientReport, TransferDirection};
 use direction_scheduler::DirectionScheduler;
 pub use duplex_client::{DuplexClient, DuplexReport};
+use energy_saver::EnergySaver;
 pub use flow_spending::{FlowSpending, SpendingChange};
 pub use link_surroundings::{LinkSurroundings, RadioStatus, WakingClients};
 
@@ -109,6 +113,8 @@ pub struct DeviceScheduler {
     directions: [DirectionScheduler; 2],
     /// The shares of clients in what is left of the device's budget.
     shares: BudgetShares,
+    /// Which links rest to save energy.
+    energy: EnergySaver,
     /// The latest round trip of each link, as sessions measured it.
     round_trips: BTreeMap<String, Duration>,
     /// Links on which sessions found an obstacle for UDP.
@@ -144,6 +150,7 @@ impl DeviceScheduler {
         DeviceScheduler {
             directions: [0, 1].map(|_| DirectionScheduler::new(kind.mode())),
             shares: BudgetShares::default(),
+            energy: EnergySaver::new(),
             round_trips: BTreeMap::new(),
             udp_obstacles: BTreeMap::new(),
         }
@@ -160,7 +167,13 @@ impl DeviceScheduler {
     /// Removes a client and returns its grant to the budget.
     pub fn leave(&mut self, client: ClientId) {
         self.shares.stop_paying(client);
+        self.energy.leave(client);
         self.of(client).unregister(client.number);
+    }
+
+    /// Whether there are any clients.
+    pub fn has_clients(&self) -> bool {
+        self.directions.iter().any(DirectionScheduler::has_clients)
     }
 
     /// Handles a client's report and decides what it may use until the next one. Clients report
@@ -171,6 +184,9 @@ impl DeviceScheduler {
         let own = report.demand.metered_bytes_left;
         let limit = offer.map(|offer| offer.min(own.unwrap_or(u64::MAX)));
         let mut decision = self.of(client).decide(now, client.number, report);
+        let begins_in = (self.energy).apply(now, client, report, &mut decision, &self.directions);
+        self.of(client)
+            .set_energy_wait(now, client.number, begins_in);
         decision.limit = limit;
         decision.grant = match decision.grant {
             _ if report.always_pays => Grant::Spend { up_to: limit },
@@ -197,9 +213,45 @@ impl DeviceScheduler {
     /// Handles the links and networks around the device, so that links have a history even without
     /// a client.
     pub fn observe(&mut self, now: Time, around: &LinkSurroundings) {
+        self.energy.set_networks(&around.networks);
         for direction in &mut self.directions {
             direction.observe(now, around);
         }
+    }
+
+    /// Sets when clients save energy that do not choose themselves.
+    pub fn set_energy_saving(&mut self, saving: EnergySaving) {
+        self.energy.set_saving(saving);
+    }
+
+    /// When clients save energy that do not choose themselves.
+    pub fn energy_saving(&self) -> EnergySaving {
+        self.energy.saving()
+    }
+
+    /// Sets when a client saves energy; `None` is as the device does.
+    pub fn set_client_energy_saving(&mut self, client: ClientId, saving: Option<EnergySaving>) {
+        self.energy.set_own(client, saving);
+    }
+
+    /// Sets what the device runs on.
+    pub fn set_power_source(&mut self, power: PowerSource) {
+        self.energy.set_power(power);
+    }
+
+    /// What the device runs on.
+    pub fn power_source(&self) -> PowerSource {
+        self.energy.power()
+    }
+
+    /// Sets the power of the radios of links, by the names of their devices, and of the radio of a free
+    /// link that the device has not seen yet. A link whose radio is not known never rests.
+    pub fn set_radio_power(
+        &mut self,
+        radios: BTreeMap<String, RadioPowerModel>,
+        expected: Option<RadioPowerModel>,
+    ) {
+        self.energy.set_radios(radios, expected);
     }
 
     /// Restores the saved history of links: for the direction towards this device, and from it.

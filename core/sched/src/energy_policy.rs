@@ -28,6 +28,9 @@ pub const SAMPLE: Span = Span::from_millis(500);
 // Chosen over 1 s, on other walks than those of `cedos repro M2`.
 const SETTLE: Span = Span::from_millis(500);
 
+/// A pause between observations that ends a stretch of traffic. // a guess: longer than radios' tails
+const PAUSE: Span = Span::from_secs(30);
+
 /// The number of measurements of a link before it is judged. // chosen over two, on the same walks
 const SAMPLES_MIN: u32 = 1;
 
@@ -113,6 +116,8 @@ pub struct EnergyPolicy {
     at: Time,
     bits: f64,
     joules: f64,
+    /// Bits and joules when the present stretch of traffic began: the mean is taken since then.
+    began: (f64, f64),
 }
 
 /// The policy's state for one link.
@@ -330,7 +335,26 @@ impl EnergyPolicy {
             at: Time::ZERO,
             bits: 0.0,
             joules: 0.0,
+            began: (0.0, 0.0),
         }
+    }
+
+    /// Adds a link that is down, with the rate in bits per second that is assumed until it is measured.
+    /// Returns its place among the observations.
+    pub fn add_link(&mut self, draw: RadioPowerModel, bits_per_s: f64) -> usize {
+        self.lines.push(LinkEnergyState::new(draw, bits_per_s));
+        self.lines.len() - 1
+    }
+
+    /// Replaces the power model of a link's radio.
+    pub fn set_draw(&mut self, link: usize, draw: RadioPowerModel) {
+        self.lines[link].draw = draw;
+    }
+
+    /// Bits per joule of a link at the rate that was measured last, or is assumed.
+    pub fn bits_per_joule(&self, link: usize) -> f64 {
+        let line = &self.lines[link];
+        line.draw.bits_per_joule(line.rate)
     }
 
     /// The links to use now, one entry per observation. Call it again after [`SAMPLE`], and when a link
@@ -338,22 +362,49 @@ impl EnergyPolicy {
     pub fn pick(&mut self, now: Time, observations: &[LinkSample]) -> Vec<bool> {
         self.look(now, observations);
         if let Some((best, worth)) = self.best(now) {
-            let mean = if self.joules < JOULES_MIN {
+            let (bits, joules) = (self.bits - self.began.0, self.joules - self.began.1);
+            let mean = if joules < JOULES_MIN {
                 worth
             } else {
-                self.bits / self.joules
+                bits / joules
             };
             for n in 0..self.lines.len() {
                 self.decide(now, n, n == best, self.share * mean);
             }
         }
+        self.used()
+    }
+
+    /// Handles the same observations as [`EnergyPolicy::pick`] while energy does not count: every link
+    /// that is up is used.
+    pub fn use_all(&mut self, now: Time, observations: &[LinkSample]) -> Vec<bool> {
+        self.look(now, observations);
+        for line in &mut self.lines {
+            if line.observation.up && line.used_since.is_none() {
+                self.joules += line.take(now);
+            }
+        }
+        self.used()
+    }
+
+    fn used(&self) -> Vec<bool> {
         let uses = self.lines.iter().map(|line| line.used_since.is_some());
         uses.collect()
     }
 
     fn look(&mut self, now: Time, observations: &[LinkSample]) {
-        let span = now.since(self.at);
+        let mut span = now.since(self.at);
         self.at = now;
+        if span >= PAUSE {
+            // Nothing was carried meanwhile, so the radios slept, and a new stretch begins.
+            span = Span::ZERO;
+            self.joules += self
+                .lines
+                .iter_mut()
+                .map(LinkEnergyState::leave)
+                .sum::<f64>();
+            self.began = (self.bits, self.joules);
+        }
         for (line, observation) in self.lines.iter_mut().zip(observations) {
             self.bits += (observation.bytes - line.observation.bytes) as f64 * 8.0;
             self.joules += line.look(now, span, *observation);

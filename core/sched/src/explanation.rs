@@ -107,9 +107,12 @@ impl Scheduler {
                 "a network that works".to_owned()
             }
             (LinkWaitReason::RoamingBlocked, _) => "another network".to_owned(),
-            (LinkWaitReason::PathCost | LinkWaitReason::QueuedBehind, _) => {
-                "a free network | another policy".to_owned()
-            }
+            (
+                LinkWaitReason::PathCost
+                | LinkWaitReason::QueuedBehind
+                | LinkWaitReason::SavesEnergy,
+                _,
+            ) => "a free network | another policy".to_owned(),
         };
         FlowExplanation {
             reason: Some(reason),

@@ -20,7 +20,9 @@ mod capacity_forecast;
 mod completion_estimate;
 mod daily_rates;
 mod device_scheduler;
+mod energy_odds;
 pub mod energy_policy;
+mod energy_saving;
 mod explanation;
 mod forecast;
 mod forecast_codec;
@@ -42,6 +44,7 @@ pub use device_scheduler::{
     DuplexClient, DuplexReport, FlowSpending, Grant, LinkSurroundings, REPORT_EVERY, RadioStatus,
     SavedLinkHistory, SchedulerKind, SpendingChange, TransferDirection, UdpObstacle, WakingClients,
 };
+pub use energy_saving::{EnergySaving, PowerSource};
 pub use explanation::FlowExplanation;
 pub use forecast::{
     DailyRates, DurationDistribution, ForecastHint, GRID_M, LinkForecast, Location, LocationCell,

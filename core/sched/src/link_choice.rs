@@ -41,6 +41,8 @@ pub enum LinkWaitReason {
     QueuedBehind,
     /// The links that are up carry no data.
     PathTooSlow,
+    /// The links that are up need much energy, and the deadline leaves time to wait for one that needs less.
+    SavesEnergy,
 }
 
 /// How a flow weighs money against time.

@@ -204,6 +204,7 @@ async fn decide(
             };
             let wants = (sees.wants)(&options, &statuses, left);
             let decision = scheduled.decide(&options, moved, left, &others, wants.as_ref(), woken);
+            line.device.set_resting(&decision.resting);
             let keeps = left != Some(0) && counts(&options, &statuses);
             let grant = budget.with_path_kept(decision.grant, keeps);
             budget.allow(&line.device, flow, grant, options.budget);

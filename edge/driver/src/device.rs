@@ -9,7 +9,7 @@
 //!                              └──────── answers ─────────┘
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -385,6 +385,13 @@ impl Device {
     pub fn set_use(&self, name: &str, usage: LinkUse) {
         self.body
             .input(|links, now, session| links.on_use(now, session, name, usage));
+    }
+
+    /// Sets the links that rest to save energy, by name. A link that is in use is left once another one
+    /// answers, so that data always moves; if all rest, nothing is sent.
+    pub fn set_resting(&self, resting: &BTreeSet<String>) {
+        self.body
+            .input(|links, now, session| links.set_resting(now, session, resting));
     }
 
     /// Sends nothing over a link until [`Device::unfreeze`], and keeps its paths: data in flight

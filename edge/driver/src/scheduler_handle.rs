@@ -5,15 +5,17 @@
 //!                                  ◀── ClientDecision ──       (d2tp-sched, no clock)
 //! ```
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use d2tp_links::{Link, LinkKind};
+use d2tp_sched::energy_policy::RadioPowerModel;
 use d2tp_sched::{
-    ClientDecision, ClientId, ClientReport, CompletionEstimate, DeviceScheduler, ForecastHint,
-    LinkChoice, LinkSurroundings, RadioStatus, SavedLinkHistory, SchedulerKind, TransferDirection,
-    UdpObstacle, WakingClients,
+    ClientDecision, ClientId, ClientReport, CompletionEstimate, DeviceScheduler, EnergySaving,
+    ForecastHint, LinkChoice, LinkSurroundings, PowerSource, RadioStatus, SavedLinkHistory,
+    SchedulerKind, TransferDirection, UdpObstacle, WakingClients,
 };
 use d2tp_session::{Span, Time};
 use parking_lot::Mutex;
@@ -159,6 +161,35 @@ impl SchedulerHandle {
         self.scheduler.lock().round_trip(device)
     }
 
+    /// See [`DeviceScheduler::set_energy_saving`].
+    pub fn set_energy_saving(&self, saving: EnergySaving) {
+        self.scheduler.lock().set_energy_saving(saving);
+    }
+
+    /// See [`DeviceScheduler::energy_saving`].
+    pub fn energy_saving(&self) -> EnergySaving {
+        self.scheduler.lock().energy_saving()
+    }
+
+    /// See [`DeviceScheduler::set_power_source`].
+    pub fn set_power_source(&self, power: PowerSource) {
+        self.scheduler.lock().set_power_source(power);
+    }
+
+    /// See [`DeviceScheduler::power_source`].
+    pub fn power_source(&self) -> PowerSource {
+        self.scheduler.lock().power_source()
+    }
+
+    /// See [`DeviceScheduler::set_radio_power`].
+    pub fn set_radio_power(
+        &self,
+        radios: BTreeMap<String, RadioPowerModel>,
+        expected: Option<RadioPowerModel>,
+    ) {
+        self.scheduler.lock().set_radio_power(radios, expected);
+    }
+
     /// Sets the bytes that metered links may carry; see [`DeviceScheduler::set_metered_limit`].
     pub fn set_metered_limit(&self, metered_bytes: Option<u64>) {
         self.scheduler.lock().set_metered_limit(metered_bytes);
@@ -172,6 +203,11 @@ impl SchedulerHandle {
     /// The rate of a link and whether it carries data; see [`DeviceScheduler::link_rate`].
     pub fn link_rate(&self, link: &str) -> Option<(f64, bool)> {
         self.scheduler.lock().link_rate(link)
+    }
+
+    /// Whether anything uses the scheduler at present.
+    pub fn has_clients(&self) -> bool {
+        self.scheduler.lock().has_clients()
     }
 
     /// Changes whenever a client joins or leaves, or begins or ceases to wait.
@@ -224,6 +260,11 @@ impl SpendHandle {
     pub fn record_busy_time(&self, device: &str, busy: Duration) {
         let mut scheduler = self.scheduler.scheduler.lock();
         scheduler.record_busy_time(self.client, device, busy.into());
+    }
+
+    /// See [`DeviceScheduler::set_client_energy_saving`].
+    pub fn set_energy_saving(&self, saving: Option<EnergySaving>) {
+        (self.scheduler.scheduler.lock()).set_client_energy_saving(self.client, saving);
     }
 
     /// See [`DeviceScheduler::set_refused`].

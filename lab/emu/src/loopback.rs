@@ -413,6 +413,7 @@ impl Worker {
             links: links.collect(),
             switches: self.meter.clone().into_switches(),
             carried,
+            energy: None,
         }
     }
 }

@@ -22,6 +22,7 @@ use crate::packet;
 use crate::plan::{self, LinkAddresses};
 use crate::port::Port;
 use anyhow::Context;
+use cedos_lab_energy::{RadioDirection, RunEnergyMeter};
 use cedos_lab_link::{Counters, LinkCondition, LinkDirection, LinkModel, PushOutcome, Span, Time};
 use cedos_lab_scenario::{Family, Scenario, Switch, SwitchMeter};
 use nix::poll::{PollFd, PollFlags, ppoll};
@@ -82,9 +83,19 @@ enum Order {
     },
     Idle,
     Report {
-        to: Sender<(Vec<RelayedBytes>, Vec<Switch>)>,
+        to: Sender<RelayReport>,
     },
     Stop,
+}
+
+/// What the relay has carried and found so far.
+#[derive(Default)]
+pub(crate) struct RelayReport {
+    /// What each link carried.
+    pub(crate) carried: Vec<RelayedBytes>,
+    pub(crate) switches: Vec<Switch>,
+    /// The energy of the links' radios, if the scenario names them.
+    pub(crate) energy: Option<RunEnergyMeter>,
 }
 
 /// The running relay.
@@ -140,6 +151,7 @@ impl Relay {
             inbox,
             wake: wake.clone(),
             meter,
+            energy: RunEnergyMeter::of(scenario),
             spare: Vec::new(),
             found: Vec::new(),
             looked: Time::ZERO,
@@ -208,7 +220,7 @@ impl Relay {
     }
 
     /// What was carried so far, and the switches that were found.
-    pub(crate) fn report(&self) -> (Vec<RelayedBytes>, Vec<Switch>) {
+    pub(crate) fn report(&self) -> RelayReport {
         let (to, from) = channel();
         self.order(Order::Report { to });
         from.recv().unwrap_or_default()
@@ -243,6 +255,7 @@ struct Worker {
     inbox: Receiver<Order>,
     wake: Arc<EventFd>,
     meter: SwitchMeter,
+    energy: Option<RunEnergyMeter>,
     spare: Vec<Vec<u8>>,
     /// The packets of this poll, with the number of the link or place from which they came.
     found: Vec<(usize, Vec<u8>)>,
@@ -328,7 +341,11 @@ impl Worker {
                         bytes_up: link.bytes_up,
                         packets_misaddressed: link.misaddressed,
                     });
-                    let _ = to.send((carried.collect(), self.meter.clone().into_switches()));
+                    let _ = to.send(RelayReport {
+                        carried: carried.collect(),
+                        switches: self.meter.clone().into_switches(),
+                        energy: self.energy.clone(),
+                    });
                 }
                 Order::Stop => return false,
             }
@@ -369,6 +386,9 @@ impl Worker {
                 != PushOutcome::Down
             {
                 link.bytes_up += u64::from(bytes);
+                if let Some(energy) = &mut self.energy {
+                    energy.on_packet(arrivals.at(n), number, RadioDirection::Up, bytes);
+                }
             }
         }
         self.found = found;
@@ -472,6 +492,9 @@ impl Worker {
                 moved = true;
                 if packet.len() >= DATA_PACKET_BYTES_MIN {
                     self.meter.on_data(now, number);
+                }
+                if let Some(energy) = &mut self.energy {
+                    energy.on_packet(now, number, RadioDirection::Down, packet.len() as u32);
                 }
                 send(&link.device, &packet);
                 keep(&mut self.spare, packet);

@@ -18,9 +18,10 @@ use crate::network::{self, RouteHop};
 use crate::origin::OriginServer;
 use crate::plan;
 use crate::port::Port;
-use crate::relay::{Relay, RelayInterface, RelayedBytes};
+use crate::relay::{Relay, RelayInterface, RelayReport, RelayedBytes};
 use crate::web::{self, Web};
 use anyhow::Context;
+use cedos_lab_energy::RunEnergyMeter;
 use cedos_lab_link::Time;
 use cedos_lab_scenario::{
     Class, EventKind, Family, Link, LinkReport, Scenario, ScenarioLinkEvent, Switch,
@@ -62,6 +63,8 @@ pub struct WorldObservations {
     pub switches: Vec<Switch>,
     /// All counters, in the scenario's order of links.
     pub carried: Vec<RelayedBytes>,
+    /// The energy of the links' radios, if the scenario names them.
+    pub energy: Option<RunEnergyMeter>,
 }
 
 /// A running lab.
@@ -343,7 +346,11 @@ impl World {
 
     /// The observations so far.
     pub fn seen(&self) -> WorldObservations {
-        let (carried, switches) = self
+        let RelayReport {
+            carried,
+            switches,
+            energy,
+        } = self
             .time
             .as_ref()
             .map(|time| time.relay.report())
@@ -370,6 +377,7 @@ impl World {
             links: links.collect(),
             switches,
             carried,
+            energy,
         }
     }
 }

@@ -17,10 +17,12 @@ mod meter;
 mod phone;
 pub mod phones;
 pub mod radios;
+mod run_meter;
 
 pub use d2tp_time::{Span, Time};
 pub use meter::{Energy, RadioEnergyMeter};
 pub use phone::Phone;
+pub use run_meter::RunEnergyMeter;
 
 /// A constant power for some time.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,10 +34,10 @@ pub struct PowerStage {
 }
 
 /// The power model of a radio.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Radio {
-    /// The radio that was measured, and the source.
-    pub name: &'static str,
+    /// The name of its profile.
+    pub name: String,
     /// The power when it has carried nothing for long.
     pub idle_milliwatts: f64,
     /// The stage from the first byte in idle until it carries data. It does not delay the byte
@@ -43,7 +45,7 @@ pub struct Radio {
     pub ramp: PowerStage,
     /// The stages after a byte, one after the other, as long as no other byte follows. The first
     /// one is the radio at work, the others are its tail.
-    pub stages: &'static [PowerStage],
+    pub stages: Vec<PowerStage>,
     /// Energy for each byte sent by the device.
     pub up_nanojoules: f64,
     /// Energy for each byte received by the device.

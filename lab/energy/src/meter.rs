@@ -29,7 +29,7 @@ impl Energy {
 ///
 /// ```
 /// use cedos_lab_energy::{RadioEnergyMeter, Span, Time, RadioDirection, radios};
-/// let mut meter = RadioEnergyMeter::new(radios::LTE_2012, Time::ZERO);
+/// let mut meter = RadioEnergyMeter::new(radios::radio("thunderbolt-lte"), Time::ZERO);
 /// meter.on_bytes(Time::ZERO, 1500, RadioDirection::Down);
 /// let hour = Time::ZERO + Span::from_secs(3600);
 /// // One packet keeps the radio awake for 11.6 s.
@@ -110,26 +110,28 @@ mod tests {
     }
 
     /// The powers differ in their decimal place, so that each part can be recognized.
-    const RADIO: Radio = Radio {
-        name: "made up",
-        idle_milliwatts: 1.0,
-        ramp: PowerStage {
-            span: Span::from_secs(1),
-            milliwatts: 500.0,
-        },
-        stages: &[
-            PowerStage {
+    fn radio() -> Radio {
+        Radio {
+            name: "made up".into(),
+            idle_milliwatts: 1.0,
+            ramp: PowerStage {
                 span: Span::from_secs(1),
-                milliwatts: 1000.0,
+                milliwatts: 500.0,
             },
-            PowerStage {
-                span: Span::from_secs(2),
-                milliwatts: 100.0,
-            },
-        ],
-        up_nanojoules: 2e6,
-        down_nanojoules: 1e6,
-    };
+            stages: vec![
+                PowerStage {
+                    span: Span::from_secs(1),
+                    milliwatts: 1000.0,
+                },
+                PowerStage {
+                    span: Span::from_secs(2),
+                    milliwatts: 100.0,
+                },
+            ],
+            up_nanojoules: 2e6,
+            down_nanojoules: 1e6,
+        }
+    }
 
     fn close(energy: Energy, expected: [f64; 5]) -> bool {
         let e = energy;
@@ -139,7 +141,7 @@ mod tests {
 
     #[test]
     fn one_byte_costs_a_ramp_and_a_whole_tail() {
-        let mut meter = RadioEnergyMeter::new(RADIO, ms(0));
+        let mut meter = RadioEnergyMeter::new(radio(), ms(0));
         meter.on_bytes(ms(1000), 3, RadioDirection::Down);
         let energy = meter.until(ms(10_000));
         // Idle for 1 s before and 6 s after.
@@ -148,7 +150,7 @@ mod tests {
 
     #[test]
     fn a_byte_in_the_tail_begins_the_stages_again_and_needs_no_ramp() {
-        let mut meter = RadioEnergyMeter::new(RADIO, ms(0));
+        let mut meter = RadioEnergyMeter::new(radio(), ms(0));
         meter.on_bytes(ms(0), 0, RadioDirection::Up);
         meter.on_bytes(ms(1500), 1, RadioDirection::Up);
         let energy = meter.until(ms(4500));
@@ -163,8 +165,8 @@ mod tests {
     #[test]
     fn looking_often_changes_nothing() {
         let (mut seldom, mut often) = (
-            RadioEnergyMeter::new(RADIO, ms(0)),
-            RadioEnergyMeter::new(RADIO, ms(0)),
+            RadioEnergyMeter::new(radio(), ms(0)),
+            RadioEnergyMeter::new(radio(), ms(0)),
         );
         for [before, at] in [[0, 0], [0, 300], [300, 2_000], [2_000, 9_000]] {
             seldom.on_bytes(ms(at), 10, RadioDirection::Down);

@@ -6,6 +6,7 @@
 
 use crate::acks::Acks;
 use crate::crash::{Crash, Replay, StoreOutage, hibernate_after_default, one_flow, one_node};
+use crate::energy::ScenarioEnergy;
 use crate::origin::OriginKind;
 use crate::podcasts::Podcasts;
 use crate::properties::{Settings, table_with_properties};
@@ -81,6 +82,8 @@ pub struct Scenario {
     /// The ACK settings.
     #[serde(default)]
     pub acks: Acks,
+    /// The radios of the links, and when the device saves energy; none is measured if absent.
+    pub energy: Option<ScenarioEnergy>,
     /// Crashes of either end.
     #[serde(default, rename = "crash")]
     pub crashes: Vec<Crash>,

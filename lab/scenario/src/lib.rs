@@ -27,6 +27,7 @@ mod bounds;
 mod check;
 pub mod content;
 mod crash;
+mod energy;
 mod expect;
 mod expression;
 mod file;
@@ -47,6 +48,7 @@ pub use crash::{
     CRASH_FOR_S_DEFAULT, CRASHES_MAX, Crash, CrashedEnd, HIBERNATE_AFTER_S_DEFAULT, REPLAYED_MAX,
     Replay, Stop, StoreOutage, StoreStop,
 };
+pub use energy::{SaveEnergy, ScenarioEnergy};
 pub use expression::Expression;
 pub use file::{
     AccessPoint, At, Class, DURATION_S_MAX, Direction, Expect, FLOWS_MAX, Family, Handover,
@@ -63,8 +65,8 @@ pub use properties::{
     MTU_V6_MIN, QUEUE_MS_DEFAULT, REORDER_MS_DEFAULT, RTT_MS_DEFAULT, UP_MBPS_DEFAULT,
 };
 pub use report::{
-    EpisodeReport, Expectation, FlowReport, LinkReport, PodcastReport, RunReport, Switch,
-    SwitchKind,
+    EnergyReport, EpisodeReport, Expectation, FlowReport, LinkReport, PodcastReport, RunReport,
+    Switch, SwitchKind,
 };
 pub use state::ScenarioState;
 pub use suggest::{explain, suggestion};

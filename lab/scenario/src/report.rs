@@ -19,11 +19,27 @@ pub struct RunReport {
     /// request for it had begun; `null` if the origin could not be observed.
     #[serde(default)]
     pub origin_requests_twice: Option<u64>,
+    /// The energy of the radios; absent if the scenario names none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub energy: Option<EnergyReport>,
     /// The results of the scenario's podcasts; absent if it has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub podcasts: Option<PodcastReport>,
     /// The results of the scenario's expectations.
     pub expectations: Vec<Expectation>,
+}
+
+/// The energy of the radios above idle, until they slept after the last packet.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct EnergyReport {
+    /// The energy of all radios, in joules.
+    pub joules: f64,
+    /// The energy of each link's radio, in joules.
+    pub joules_by_link: BTreeMap<String, f64>,
+    /// Megabits that flows got for a joule; `null` if none was used.
+    pub mbit_per_joule: Option<f64>,
+    /// Megabits that flows got in a second of the run.
+    pub mbps: Option<f64>,
 }
 
 /// The results of podcasts. Shares are 0 to 1, and `null` of nothing.

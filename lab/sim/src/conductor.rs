@@ -83,6 +83,7 @@ impl SimDevice {
         self.look_at = self.look_at.min(again).min(due).min(reports);
         let spends = self.clients.any_spends();
         let permitted = |(facts, usage): &(LinkFacts, LinkUse)| match usage {
+            _ if self.clients.resting.contains(&*facts.name) => false,
             LinkUse::Off => false,
             LinkUse::Free => self.is_good(network, facts),
             LinkUse::Paid => spends && self.is_good(network, facts),

@@ -14,7 +14,9 @@
 use std::collections::BTreeMap;
 
 use cedos_lab_link::{Span, Time};
-use cedos_lab_scenario::{Class, Crash, Direction, Mirror, Offload, Scenario, ScenarioFlow};
+use cedos_lab_scenario::{
+    Class, Crash, Direction, Mirror, Offload, Scenario, ScenarioEnergy, ScenarioFlow,
+};
 use d2tp_device::{DeviceLinkSettings, DeviceLinks, LinkFacts, LinkUse};
 use d2tp_session::{
     Admission, Endpoint, EndpointConfig, FlowArrival, FlowEnd, FlowId, FlowOptions, LinkId,
@@ -92,6 +94,8 @@ pub(crate) struct SimDevice {
     pub(crate) ticked_at: Time,
     /// The strategy that chooses links, if the policy alone does not.
     pub(crate) strategy: Option<Box<dyn Strategy>>,
+    /// The radios, and when energy is saved.
+    energy: Option<ScenarioEnergy>,
     /// The viewer of the first flow, if there is one.
     pub(crate) viewer: Option<SimViewer>,
 }
@@ -143,6 +147,7 @@ impl SimDevice {
             stirred: false,
             ticked_at: Time::ZERO,
             strategy: None,
+            energy: scenario.energy.clone(),
             viewer: None,
         };
         device.forget_links();
@@ -181,6 +186,9 @@ impl SimDevice {
             paid.map(|(link, _)| account.of_link(link)).sum()
         };
         self.clients = FlowClients::new(self.accounts.iter().map(paid));
+        if let Some(energy) = &self.energy {
+            self.clients.set_energy(energy, &self.names);
+        }
         for transfer in &mut self.transfers {
             transfer.source.held = false;
         }

@@ -8,15 +8,19 @@
 //! All of this is the production code; the simulator supplies the time and the size of each flow. A
 //! flow is a client like a download; one with a viewer is a client like a socket that reads ahead.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
+use cedos_lab_energy::radios;
 use cedos_lab_link::{Span, Time};
-use cedos_lab_scenario::{Class, Direction, Policy};
+use cedos_lab_scenario::{Class, Direction, Policy, SaveEnergy, ScenarioEnergy};
 use d2tp_device::{LinkUse, PaidLinks, TrackedStatus};
+use d2tp_power::RadioProfile;
 use d2tp_sched::{
     CarriedByLink, ClientDecision, CostPolicy, DeadlineFallback, DeviceScheduler, DuplexClient,
-    DuplexReport, FlowDemand, FlowSpending, Grant, LinkCandidate, LinkChoice, LinkClass,
-    LinkSurroundings, LinkWaitReason, REPORT_EVERY, RadioStatus, SchedulerKind, SpendingChange,
+    DuplexReport, EnergySaving, FlowDemand, FlowSpending, Grant, LinkCandidate, LinkChoice,
+    LinkClass, LinkSurroundings, LinkWaitReason, PowerSource, REPORT_EVERY, RadioStatus,
+    SchedulerKind, SpendingChange,
 };
 use d2tp_session::{FlowId, ReasonCode};
 
@@ -57,6 +61,8 @@ pub(crate) struct FlowClients {
     seen: (Vec<usize>, Vec<SeenLink>),
     /// When the flows report again, even if nothing changed.
     report_at: Time,
+    /// The links that rest to save energy.
+    pub(crate) resting: BTreeSet<String>,
 }
 
 impl FlowClients {
@@ -76,7 +82,25 @@ impl FlowClients {
             up: Vec::new(),
             seen: (Vec::new(), Vec::new()),
             report_at: Time::ZERO,
+            resting: BTreeSet::new(),
         }
+    }
+
+    /// Tells the scheduler what radios need, what the device runs on, and when it saves energy.
+    pub(crate) fn set_energy(&mut self, energy: &ScenarioEnergy, links: &[String]) {
+        let model = |name: &str| radios::profile(name).map(RadioProfile::power_model);
+        let of_link = |link: &String| Some((link.clone(), model(energy.radio(link)?)?));
+        let known = links.iter().filter_map(of_link).collect();
+        self.scheduler.set_radio_power(known, model(&energy.wifi));
+        self.scheduler.set_energy_saving(match energy.save {
+            SaveEnergy::Auto => EnergySaving::Auto,
+            SaveEnergy::Always => EnergySaving::Always,
+            SaveEnergy::Never => EnergySaving::Never,
+        });
+        self.scheduler.set_power_source(match energy.battery {
+            true => PowerSource::Battery { percent: None },
+            false => PowerSource::External,
+        });
     }
 
     /// Handles a new session in place of the previous one: its peer is informed about flows again.
@@ -123,6 +147,14 @@ impl SimDevice {
             let (decision, is_weighed) = self.decide(now, *number, statuses, &candidates);
             let weighed = decision.recheck_after.filter(|_| is_weighed);
             again = again.min(self.next_report(now, *number, weighed, &candidates));
+            let LinkChoice::Wait { reason, .. } = &decision.choice else {
+                self.apply(now, *number, &decision)?;
+                continue;
+            };
+            if *reason == LinkWaitReason::SavesEnergy {
+                let span = decision.recheck_after.map_or(REPORT_EVERY, Span::from);
+                again = again.min(now + span.max(REPORT_EVERY));
+            }
             self.apply(now, *number, &decision)?;
         }
         self.clients.report_at = again;
@@ -260,6 +292,10 @@ impl SimDevice {
         let Some(id) = self.transfers[number].id else {
             return Ok(());
         };
+        self.with_links(now, |links, now, session| {
+            links.set_resting(now, session, &decision.resting);
+        });
+        self.clients.resting.clone_from(&decision.resting);
         let budget = self.specs[number].metered_bytes_max;
         let stays = match &self.viewer {
             Some(viewer) if number == 0 => viewer.keeps_path_for(),

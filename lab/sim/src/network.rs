@@ -12,6 +12,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use cedos_lab_energy::{RadioDirection, RunEnergyMeter};
 use cedos_lab_link::{
     Counters, LinkDirection, LinkModel, Nat, Packet, Profile, PushOutcome, Span, TcpPassage, Time,
 };
@@ -160,6 +161,8 @@ pub(crate) struct SimNetwork {
     archives: Option<[Archive; 2]>,
     /// The packets that passed the device, if they are recorded.
     pub(crate) passages: Option<Vec<PassedPacket>>,
+    /// The energy of the links' radios, if the scenario names them.
+    pub(crate) energy: Option<RunEnergyMeter>,
 }
 
 impl SimNetwork {
@@ -205,6 +208,7 @@ impl SimNetwork {
             archives: (!scenario.replays.is_empty())
                 .then(|| [0, 1].map(|n| Archive::new(scenario.seed, n))),
             passages: None,
+            energy: RunEnergyMeter::of(scenario),
         }
     }
 
@@ -323,6 +327,13 @@ impl SimNetwork {
                 way,
                 bytes,
             });
+        }
+        if let Some(energy) = &mut self.energy {
+            let way = match way {
+                LinkDirection::Up => RadioDirection::Up,
+                LinkDirection::Down => RadioDirection::Down,
+            };
+            energy.on_packet(at, link, way, bytes);
         }
     }
 

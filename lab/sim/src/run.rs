@@ -168,11 +168,17 @@ fn finish(
         return Err(fault.into());
     }
     switches.on_idle();
+    let flows = device.reports(&proxy);
+    let bytes = flows.iter().map(|flow| flow.bytes).sum();
     let mut report = RunReport {
-        flows: device.reports(&proxy),
+        flows,
         links: network.reports(),
         switches: switches.into_switches(),
         origin_requests_twice: None,
+        energy: network
+            .energy
+            .as_ref()
+            .map(|meter| meter.report(now, bytes)),
         podcasts: None,
         expectations: Vec::new(),
     };

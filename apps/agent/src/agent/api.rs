@@ -172,6 +172,9 @@ pub struct TermsChange {
     /// The new priority: 0 to 7, higher is more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<u8>,
+    /// When the transfer saves energy: `auto`, `always` or `never`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub save_energy: Option<String>,
 }
 
 impl TermsChange {
@@ -193,6 +196,9 @@ impl TermsChange {
         }
         order.max_cell = self.max_cell.or(order.max_cell);
         order.priority = self.priority.unwrap_or(order.priority);
+        if self.save_energy.is_some() {
+            order.save_energy.clone_from(&self.save_energy);
+        }
     }
 }
 

@@ -92,6 +92,7 @@ impl Agent {
                 id: flow.id,
                 grant: decision.grant.into(),
                 recheck_ms: decision.recheck_after.map(|after| after.as_millis() as u64),
+                resting: decision.resting,
             }
         };
         let decisions = report.flows.iter().zip(demands).map(decide).collect();

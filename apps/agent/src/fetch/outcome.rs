@@ -84,6 +84,8 @@ pub enum TransferReason {
     QueuedBehind,
     /// A link is up and carries nothing.
     PathTooSlow,
+    /// The links that are up need much energy, and there is time to wait for one that needs less.
+    SavesEnergy,
     /// A link has a captive portal.
     Portal,
     /// The proxy does not answer, or has another key than its address says.
@@ -102,6 +104,7 @@ impl From<d2tp_sched::LinkWaitReason> for TransferReason {
             LinkWaitReason::RoamingBlocked => TransferReason::RoamingBlocked,
             LinkWaitReason::QueuedBehind => TransferReason::QueuedBehind,
             LinkWaitReason::PathTooSlow => TransferReason::PathTooSlow,
+            LinkWaitReason::SavesEnergy => TransferReason::SavesEnergy,
         }
     }
 }
@@ -121,6 +124,7 @@ impl TransferReason {
             TransferReason::StorageFull => "the disk is full",
             TransferReason::QueuedBehind => "other transfers go first",
             TransferReason::PathTooSlow => "the network carries nothing",
+            TransferReason::SavesEnergy => "it saves energy until Wi-Fi is up",
             TransferReason::Portal => "the network requires a sign-in",
             TransferReason::ProxyUnreachable => "the proxy does not answer",
             TransferReason::NetworkBlocked => "the network blocks the proxy, or its host is off",

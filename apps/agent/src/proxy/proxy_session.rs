@@ -561,7 +561,9 @@ impl ProxySession {
                     }
                 }
                 flows.apply(&device);
-                costs = !flows.all.is_empty() && statuses.iter().any(|w| w.usage == LinkUse::Paid);
+                let is_weighed = again.is_some_and(|again| again <= LOOK_EVERY);
+                let is_paid = statuses.iter().any(|w| w.usage == LinkUse::Paid);
+                costs = !flows.all.is_empty() && (is_weighed || is_paid);
             }
             let look_again = async {
                 if settled {

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use d2tp_driver::{SERVERS_MAX, ServerAddress, ServerListError};
 use d2tp_links::CapCutoff;
-use d2tp_sched::{CostPolicy, DeadlineFallback};
+use d2tp_sched::{CostPolicy, DeadlineFallback, EnergySaving};
 
 use crate::fetch::option_parsers;
 
@@ -39,6 +39,8 @@ pub enum SettingKind {
     WebAddress,
     /// The key by which a service knows the user.
     ApiKey,
+    /// When energy is saved.
+    EnergySaving,
 }
 
 /// A setting and its schema.
@@ -120,6 +122,30 @@ pub const SETTINGS: &[Setting] = &[
         environment: None,
         option: "--max-cell",
         meaning: "The most metered data that one transfer may use.",
+    },
+    Setting {
+        key: "energy.save",
+        kind: SettingKind::EnergySaving,
+        default: Some("auto"),
+        environment: None,
+        option: "--save-energy",
+        meaning: "When radios rest that carry few bits per joule: `auto`, on battery and while there is time until the deadline; `always`; `never`.",
+    },
+    Setting {
+        key: "energy.radios",
+        kind: SettingKind::Path,
+        default: None,
+        environment: None,
+        option: "",
+        meaning: "A file with the power of this device's radios, in place of those that the program has (edge/power/radios.toml).",
+    },
+    Setting {
+        key: "energy.supplies",
+        kind: SettingKind::Path,
+        default: Some("/sys/class/power_supply"),
+        environment: Some("CEDOS_POWER_SUPPLIES"),
+        option: "",
+        meaning: "Where the system says whether the machine runs on battery.",
     },
     Setting {
         key: "directories.downloads",
@@ -318,6 +344,9 @@ impl SettingKind {
                 let all = DeadlineFallback::ALL.map(DeadlineFallback::as_str);
                 word::<DeadlineFallback, _>(text, all)
             }
+            SettingKind::EnergySaving => {
+                word::<EnergySaving, _>(text, EnergySaving::ALL.map(EnergySaving::as_str))
+            }
             SettingKind::Span => option_parsers::parse_span(text).map(drop),
             SettingKind::Size => option_parsers::parse_bytes(text).map(drop),
             SettingKind::Listen => match text.parse::<SocketAddr>() {
@@ -367,6 +396,7 @@ impl SettingKind {
             }
             SettingKind::Policy => words(&CostPolicy::ALL.map(CostPolicy::as_str)),
             SettingKind::IfLate => words(&DeadlineFallback::ALL.map(DeadlineFallback::as_str)),
+            SettingKind::EnergySaving => words(&EnergySaving::ALL.map(EnergySaving::as_str)),
             SettingKind::Span => "time: `2h`, `45m`".to_owned(),
             SettingKind::Size => "size: `50M`, `2G`".to_owned(),
             SettingKind::Listen => "loopback address: `127.0.0.1:1080`".to_owned(),
@@ -477,6 +507,7 @@ mod tests {
         for (key, bad) in [
             ("transfer.policy", "sometimes"),
             ("transfer.within", "soon"),
+            ("energy.save", "sometimes"),
             ("transfer.max_cell", "much"),
             ("agent.metrics", "0.0.0.0:9646"),
             ("agent.notifications", "yes"),

@@ -11,7 +11,7 @@
 //! One request is under way for a stream at a time. It is left when a reader waits for bytes elsewhere;
 //! a flow to a proxy stays open while nothing may be spent on it, a connection of TCP does not.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
@@ -179,6 +179,8 @@ pub struct StreamFeed {
     slot: Option<SpendHandle>,
     /// Bytes that links carried, in the form reported to the scheduler.
     carried: BTreeMap<String, u64>,
+    /// The links that rest to save energy.
+    resting: BTreeSet<String>,
 }
 
 impl StreamFeed {
@@ -203,6 +205,7 @@ impl StreamFeed {
             settle_at: begun,
             slot: None,
             carried: BTreeMap::new(),
+            resting: BTreeSet::new(),
         }
     }
 
@@ -252,6 +255,8 @@ impl StreamFeed {
             source: d2tp_sched::SourceSupply::Ample,
         };
         let decision = client.decide(&report);
+        self.transport.set_resting(&decision.resting);
+        self.resting = decision.resting;
         let held = match decision.choice {
             LinkChoice::Wait { reason, why, .. } => Some((reason, why)),
             LinkChoice::Use { .. } => None,
@@ -372,7 +377,9 @@ impl StreamFeed {
         };
         let drive = match held {
             // What is watched now is not held back: who is due before is done before it is dry.
-            Some((LinkWaitReason::QueuedBehind, why)) if !self.buffer.is_filling() => {
+            Some((LinkWaitReason::QueuedBehind | LinkWaitReason::SavesEnergy, why))
+                if !self.buffer.is_filling() =>
+            {
                 FetchPlan::nothing(why)
             }
             _ => self.drive(&view, &candidates, &stream, &thresholds, budget),
@@ -395,7 +402,8 @@ impl StreamFeed {
         let best = |class: LinkClass| {
             let candidates = candidates
                 .iter()
-                .filter(move |candidate| candidate.class == class && !candidate.stalled);
+                .filter(move |candidate| candidate.class == class && !candidate.stalled)
+                .filter(|candidate| !self.resting.contains(&candidate.name));
             let rate = |candidate: &LinkCandidate| candidate.rate_bytes_per_s.unwrap_or(f64::MAX);
             candidates.max_by(|a, b| rate(a).total_cmp(&rate(b)).then(b.metric.cmp(&a.metric)))
         };

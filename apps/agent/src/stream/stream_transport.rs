@@ -8,7 +8,7 @@
 //!
 //! A [`RequestConn`] reports the status of the answer, even if the exchange turns it into a fault.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
 use std::pin::Pin;
@@ -205,6 +205,15 @@ impl StreamTransport {
     pub async fn close(&self) {
         if let StreamRoute::Proxy(proxy) = &self.to {
             proxy.close().await;
+        }
+    }
+
+    /// Sets the links that rest to save energy.
+    pub fn set_resting(&self, resting: &BTreeSet<String>) {
+        if let StreamRoute::Proxy(proxy) = &self.to
+            && let Some(device) = proxy.device()
+        {
+            device.set_resting(resting);
         }
     }
 

@@ -267,7 +267,7 @@ async fn start(mut args: GetArgs, arguments: Vec<OsString>) -> handover::FollowR
         .await;
     let job = &prepared.job;
     let (stop, stopped) = watch::channel(false);
-    let scheduler = args.how.scheduler();
+    let scheduler = args.how.scheduler(&links)?;
     let rates = MeasuredRates::restore(&scheduler, &links.borrow());
     let setting = TransferContext {
         rate_limiter: args.limit_rate.map(|rate| Arc::new(RateLimiter::new(rate))),
@@ -311,7 +311,7 @@ async fn examine(args: &GetArgs, url: &Url) -> handover::FollowResult {
         return give_up(job, transport.proxy()).await.map(Some);
     }
     let (_stop, stopped) = watch::channel(false);
-    let scheduler = args.how.scheduler();
+    let scheduler = args.how.scheduler(&links)?;
     let _rates = MeasuredRates::restore(&scheduler, &links.borrow());
     let setting = TransferContext::standalone(links, stopped, scheduler);
     let plan = match &transport {

@@ -165,7 +165,7 @@ async fn download_here(
     let links = monitor.subscribe();
     let (stop, stopped) = watch::channel(false);
     stop_on_signal(stop).map_err(|error| TransferFailure::error(format!("signals: {error}")))?;
-    let scheduler = args.how.scheduler();
+    let scheduler = args.how.scheduler(&links)?;
     let rates = MeasuredRates::restore(&scheduler, &links.borrow());
     let limiter = args.limit_rate.map(|rate| Arc::new(RateLimiter::new(rate)));
     let download = async |item: BatchItem| {

@@ -23,12 +23,13 @@ use cedos_agent::transfer_text::{
 };
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
-use d2tp_sched::{CostPolicy, DeadlineFallback};
+use d2tp_sched::{CostPolicy, DeadlineFallback, EnergySaving};
 use jiff::Zoned;
 use serde_json::Value;
 
 use super::agent_start;
 use super::handover::{STILL_WAITING, follow_existing, next_run_text};
+use super::power_line::PowerLine;
 
 /// List transfers in the background: those that run, and those that ended lately
 #[derive(Debug, Args)]
@@ -114,6 +115,10 @@ pub struct EditArgs {
     /// Priority when not all transfers can be on time: 0 to 7, 7 goes first
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(..=7))]
     priority: Option<u8>,
+
+    /// When to save energy
+    #[arg(long, value_name = "WHEN", value_parser = PossibleValuesParser::new(EnergySaving::ALL.map(EnergySaving::as_str)).map(|word| word))]
+    save_energy: Option<String>,
 }
 
 fn parse_id(text: &str) -> Result<u64, String> {
@@ -137,6 +142,12 @@ pub async fn ls(args: LsArgs) -> anyhow::Result<ExitCode> {
             true => transfer.to_string(),
             false => listed(transfer, &Zoned::now()),
         });
+    }
+    if !args.json && !transfers.is_empty() {
+        let power = PowerLine::read()?;
+        power
+            .into_iter()
+            .for_each(|power| print_stderr(&power.to_line()));
     }
     if !args.json {
         match (args.clear, transfers.len()) {
@@ -332,6 +343,7 @@ pub async fn edit(args: EditArgs) -> anyhow::Result<ExitCode> {
         max_cell: args.max_cell,
         no_max_cell: args.no_max_cell,
         priority: args.priority,
+        save_energy: args.save_energy,
     };
     if terms.is_empty() {
         print_stderr("cedos edit: say what to change: --by, --policy, --max-cell …");

@@ -27,6 +27,7 @@ pub mod net;
 pub mod page;
 mod pairing_args;
 pub mod play;
+mod power_line;
 pub mod prox;
 mod prox_config;
 mod prox_control;

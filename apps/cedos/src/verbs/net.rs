@@ -20,6 +20,7 @@ use d2tp_session::Span;
 use serde_json::{Value, json};
 
 use super::agent_start;
+use super::power_line::PowerLine;
 
 /// How often an agent is asked what links carry, while they are watched.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -108,6 +109,12 @@ pub async fn net(args: NetArgs) -> anyhow::Result<ExitCode> {
             }
             for proxy in proxies().await? {
                 show_proxy(&proxy, args.json);
+            }
+            if let Some(power) = PowerLine::read()? {
+                print_stdout(&match args.json {
+                    true => power.to_json().to_string(),
+                    false => power.to_line(),
+                });
             }
         }
         NetVerb::Watch => {

@@ -120,7 +120,7 @@ async fn start(mut args: PutArgs) -> handover::FollowResult {
     let transport = prepared
         .open_transport(&links, &args.how.tuning(), TransportPurpose::Carry)
         .await;
-    let scheduler = args.how.scheduler();
+    let scheduler = args.how.scheduler(&links)?;
     let rates = MeasuredRates::restore(&scheduler, &links.borrow());
     let setting = TransferContext {
         rate_limiter: args.limit_rate.map(|rate| Arc::new(RateLimiter::new(rate))),

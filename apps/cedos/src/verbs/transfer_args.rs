@@ -9,8 +9,8 @@ use std::time::Duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args, FromArgMatches};
 use d2tp_driver::AckOffload;
-use d2tp_links::ClassRule;
-use d2tp_sched::{CostPolicy, DeadlineFallback};
+use d2tp_links::{ClassRule, Link};
+use d2tp_sched::{CostPolicy, DeadlineFallback, EnergySaving};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
@@ -19,6 +19,7 @@ use super::proxy_options::ProxyOptions;
 use super::transport::TransportArgs;
 use crate::help::{COST_AND_TIME, EXPERT, TRUST};
 use cedos_agent::agent::client::AgentApiClient;
+use cedos_agent::energy_watch::{EnergySettings, watch_energy};
 use cedos_agent::fetch::deadline_text::{describe_order_deadline, parse_deadline};
 use cedos_agent::fetch::jobs;
 use cedos_agent::fetch::option_parsers;
@@ -94,6 +95,11 @@ pub struct TransferArgs {
     /// Priority when not all transfers can be on time: 0 to 7, 7 goes first
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(..=7), help_heading = COST_AND_TIME)]
     priority: u8,
+
+    /// Let radios rest that carry few bits per joule, while the deadline allows it: always, auto (on
+    /// battery) or never [default: auto; always without a word]
+    #[arg(long, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "always", value_parser = PossibleValuesParser::new(EnergySaving::ALL.map(EnergySaving::as_str)).try_map(|word| word.parse::<EnergySaving>()), help_heading = COST_AND_TIME)]
+    save_energy: Option<EnergySaving>,
 
     /// This device's private key file, by which the proxy knows it [default: $CEDOS_KEY_FILE, or
     /// ~/.config/cedos/key, which is made on first use]
@@ -213,6 +219,7 @@ impl TransferArgs {
         let max_cell = || settings.parsed("transfer.max_cell", option_parsers::parse_bytes);
         order.max_cell = self.max_cell.or_else(max_cell);
         order.priority = self.priority;
+        order.save_energy = self.save_energy.map(|saving| saving.as_str().to_owned());
         order.tries = self.tries;
         order.stall_s = self.stall.as_secs_f64();
         let proxy = self.proxy.address_in(&settings);
@@ -276,8 +283,19 @@ impl TransferArgs {
     }
 
     /// The scheduler that decides about links.
-    pub fn scheduler(&self) -> Arc<SchedulerHandle> {
-        SchedulerHandle::new(self.scheduler.unwrap_or_default())
+    ///
+    /// # Errors
+    /// The settings of energy make no sense.
+    pub fn scheduler(
+        &self,
+        links: &watch::Receiver<Arc<Vec<Link>>>,
+    ) -> Result<Arc<SchedulerHandle>, TransferFailure> {
+        let scheduler = SchedulerHandle::new(self.scheduler.unwrap_or_default());
+        let settings = UserSettings::load(None);
+        let settings = settings.map_err(|error| TransferFailure::usage(error.to_string()))?;
+        let energy = EnergySettings::load(&settings).map_err(TransferFailure::usage)?;
+        watch_energy(&scheduler, links.clone(), energy);
+        Ok(scheduler)
     }
 
     /// Money against time.

@@ -1,5 +1,6 @@
 //! The decision for a client: its link, or why it waits, and its grant on metered links.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::SourceSupply;
@@ -46,6 +47,8 @@ pub struct ClientDecision {
     /// The time after which the decision may change by itself; `None` if it changes only with links
     /// and needs.
     pub recheck_after: Option<Duration>,
+    /// The links that rest to save energy, by the names of their devices: the client uses none of them.
+    pub resting: BTreeSet<String>,
     /// The link to use, for a client that uses one link at a time. If it says to wait, every client
     /// waits.
     pub choice: LinkChoice,
@@ -102,6 +105,7 @@ pub(super) fn fit_to_links(
             limit: None,
             lacks_budget: false,
             recheck_after: None,
+            resting: BTreeSet::new(),
             choice: LinkChoice::Wait {
                 reason: LinkWaitReason::QueuedBehind,
                 why: "transfers with earlier deadlines go first".into(),
@@ -148,6 +152,7 @@ pub(super) fn fit_to_links(
         limit: None,
         lacks_budget: false,
         recheck_after: None,
+        resting: BTreeSet::new(),
         choice,
     }
 }

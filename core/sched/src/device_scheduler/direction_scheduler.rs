@@ -39,6 +39,8 @@ pub(super) struct DirectionScheduler {
     /// Bytes that metered links may carry for all clients together.
     allowed: Option<u64>,
     promised: Option<(Time, BTreeMap<u64, CompletionEstimate>)>,
+    /// Payload bytes that each link carried for all clients.
+    carried: BTreeMap<String, u64>,
 }
 
 impl DirectionScheduler {
@@ -50,6 +52,7 @@ impl DirectionScheduler {
             next_client: 0,
             allowed: None,
             promised: None,
+            carried: BTreeMap::new(),
         }
     }
 
@@ -64,6 +67,10 @@ impl DirectionScheduler {
     pub(super) fn unregister(&mut self, number: u64) {
         self.clients.remove(&number);
         self.promised = None;
+    }
+
+    pub(super) fn has_clients(&self) -> bool {
+        !self.clients.is_empty()
     }
 
     pub(super) fn set_metered_limit(&mut self, metered_bytes: Option<u64>) {
@@ -216,7 +223,7 @@ impl DirectionScheduler {
         waits
     }
 
-    /// The time until the first waiting client must begin on a metered link.
+    /// The time until the first waiting client must begin, on a metered link or on one that needs much energy.
     pub(super) fn latest_start(&self, now: Time) -> Option<Duration> {
         let flows: Vec<ScheduledFlow> = self
             .clients
@@ -234,9 +241,59 @@ impl DirectionScheduler {
             .collect();
         // The first flow that may pay. Others begin later, or their own report finds it.
         waiting.sort_by_key(|n| flows[*n].need.left);
-        waiting
-            .into_iter()
-            .find_map(|n| self.links.scheduler.pays_in(now, &flows, n))
+        let pays = (waiting.into_iter()).find_map(|n| self.links.scheduler.pays_in(now, &flows, n));
+        let saving = self.clients.values().filter(|client| client.wakes);
+        let begins = saving.filter_map(|client| client.begins_at);
+        let begins = begins.map(|at| Duration::from(at.since(now)));
+        pays.into_iter().chain(begins).min()
+    }
+
+    /// Payload bytes that a link carried for all clients.
+    pub(super) fn carried(&self, link: &str) -> u64 {
+        self.carried.get(link).copied().unwrap_or(0)
+    }
+
+    /// Bytes per second of a link that was measured.
+    pub(super) fn known_rate(&self, link: &str) -> Option<f64> {
+        self.links.link_rate(link).map(|(rate, _)| rate)
+    }
+
+    /// The free links, each with its rate in bytes per second, measured or assumed; one that is only
+    /// expected has no name.
+    pub(super) fn free_links(&self) -> Vec<(Option<&str>, f64)> {
+        let links = self.links.names.iter().zip(self.links.scheduler.links());
+        let free = links.filter(|(_, link)| link.class() == LinkClass::Free);
+        free.map(|(name, link)| (name.as_deref(), link.long_term_rate()))
+            .collect()
+    }
+
+    /// The probability that those links which `is_used` names carry in `left_s` seconds all that is due
+    /// until a client's deadline. Zero before its first report, and while its size is unknown.
+    pub(super) fn odds_over(
+        &self,
+        now: Time,
+        number: u64,
+        left_s: f64,
+        is_used: &dyn Fn(Option<&str>) -> bool,
+    ) -> f64 {
+        if !(self.clients.get(&number)).is_some_and(|client| client.flow.is_some()) {
+            return 0.0;
+        }
+        let (flows, me) = self.flows(number);
+        let names = &self.links.names;
+        let is_used = |n: usize| is_used(names[n].as_deref());
+        (self.links.scheduler).odds_over(now, &flows, me, left_s, &is_used)
+    }
+
+    /// Records that a client waits to save energy, and will begin after this time; `None` if it does not
+    /// wait for that.
+    pub(super) fn set_energy_wait(&mut self, now: Time, number: u64, begins_in: Option<Duration>) {
+        if let Some(client) = self.clients.get_mut(&number) {
+            client.begins_at = begins_in.map(|span| now + span.into());
+            if begins_in.is_some() {
+                client.last_phase = Some(ClientPhase::Waits);
+            }
+        }
     }
 
     pub(super) fn pays_after(&self, now: Time, number: u64) -> Option<Duration> {
@@ -335,6 +392,7 @@ impl DirectionScheduler {
             let more = bytes.saturating_sub(before);
             if more > 0 {
                 client.moved_at = now;
+                *self.carried.entry(name.clone()).or_default() += more;
             }
             if report.is_interactive {
                 let measurement = (client.measurements.entry(name.clone()))

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use super::energy_settings::write_energy_settings;
 use super::prox::{LabProx, through};
 use super::{LOOK, classes, end};
 
@@ -69,7 +70,10 @@ impl DeviceClient {
             );
         }
         let config = folder.join("config.toml");
-        fs::write(&config, network_rules(scenario))?;
+        let energy = scenario.energy.as_ref();
+        let energy = energy.map(|energy| write_energy_settings(energy, folder));
+        let energy = energy.transpose()?.unwrap_or_default();
+        fs::write(&config, format!("{energy}{}", network_rules(scenario)))?;
         let mut started = DeviceClient {
             client,
             config,
@@ -139,6 +143,9 @@ impl DeviceClient {
         match self.client {
             LabClient::Get => {
                 ask(&mut command, world, flow, url, file);
+                if world.scenario().energy.is_some() {
+                    command.env("CEDOS_CONFIG", &self.config);
+                }
                 through(&mut command, prox, world);
                 return Ok(command);
             }

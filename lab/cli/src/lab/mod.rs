@@ -11,6 +11,7 @@
 
 pub mod arrival_meter;
 pub mod client;
+pub mod energy_settings;
 pub mod kill;
 pub mod offspring;
 pub mod over;

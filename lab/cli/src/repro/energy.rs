@@ -7,7 +7,7 @@
 
 use super::runner::Measured;
 use anyhow::ensure;
-use cedos_lab_energy::{Radio, RadioDirection, RadioEnergyMeter, Span, Time, radios};
+use cedos_lab_energy::{RadioDirection, RadioEnergyMeter, Span, Time, radios};
 use cedos_lab_scenario::{Scenario, ScenarioFault};
 use cedos_lab_sim::PassedPacket;
 use serde_json::{Map, Value, json};
@@ -29,9 +29,9 @@ const WAYS: [(&str, bool, &str, &str); 4] = [
 ];
 
 /// Phones, each with two radios: Wi-Fi and cellular.
-const PHONES: [(&str, Radio, Radio); 2] = [
-    ("g1", radios::WIFI_G1, radios::UMTS_G1),
-    ("thunderbolt", radios::WIFI_2012, radios::UMTS_2012),
+const PHONES: [(&str, &str, &str); 2] = [
+    ("g1", "g1-wifi", "g1-3g"),
+    ("thunderbolt", "thunderbolt-wifi", "thunderbolt-3g"),
 ];
 
 /// Runs the row in virtual time.
@@ -89,9 +89,9 @@ fn download(
 }
 
 /// The energy of a radio above idle, in joules: in total, and for bytes alone.
-fn consumed(radio: Radio, link: usize, passages: &[PassedPacket], took: Span) -> (f64, f64) {
+fn consumed(radio: &str, link: usize, passages: &[PassedPacket], took: Span) -> (f64, f64) {
     let end = Time::ZERO + took;
-    let mut meter = RadioEnergyMeter::new(radio, Time::ZERO);
+    let mut meter = RadioEnergyMeter::new(radios::radio(radio), Time::ZERO);
     for passage in passages.iter().filter(|p| p.link == link && p.at <= end) {
         let way = match passage.way {
             cedos_lab_link::LinkDirection::Down => RadioDirection::Down,

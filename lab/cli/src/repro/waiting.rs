@@ -26,19 +26,12 @@ const GAP: Span = Span::from_secs(2_400);
 /// The longest stay: a night at home. // a guess
 const LONGEST: Span = Span::from_secs(12 * 3_600);
 
-/// The phone for the marks, then other assumptions about the cost of a scan.
-const PHONES: [(&str, Phone); 3] = [
-    ("galaxy_s3", phones::GALAXY_S3),
-    ("own_scan", phones::GALAXY_S3_OWN_SCAN),
-    ("own_scan_low", phones::GALAXY_S3_OWN_SCAN_LOW),
-];
-
 /// Runs the row in virtual time.
 pub fn simulate() -> anyhow::Result<Measured> {
     let end = Time::ZERO + DAY;
     let fixed = |minutes: u64| ScanPeriods::fixed(Span::from_secs(60 * minutes));
     let mut ours = Map::new();
-    for (name, phone) in PHONES {
+    let figures_of = |phone: Phone| {
         let mut figures = Map::new();
         figures.insert("asleep_mw".into(), json!(phone.asleep_milliwatts));
         figures.insert("held_mw".into(), json!(phone.held_milliwatts(HELD_SCAN)));
@@ -53,8 +46,15 @@ pub fn simulate() -> anyhow::Result<Measured> {
             "d_lock_mw".into(),
             json!(phone.looking_milliwatts(looks, DAY)),
         );
-        ours.insert(name.into(), Value::Object(figures));
-    }
+        Value::Object(figures)
+    };
+    ours.insert("galaxy_s3".into(), figures_of(phones::GALAXY_S3));
+    // One figure changed at a time: what the result depends on.
+    let variations = phones::VARIATIONS.map(|(name, phone)| (name.to_owned(), figures_of(phone)));
+    ours.insert(
+        "sensitivity".into(),
+        Value::Object(Map::from_iter(variations)),
+    );
     let days: Vec<Vec<WifiPeriod>> = (0..SEEDS)
         .map(|seed| draw(seed, STAY, GAP, LONGEST, end))
         .collect();

@@ -173,7 +173,9 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
         bail!("the lab could not follow its scenario, so the run shows nothing: {fault}");
     }
     let seen = world.seen();
+    let bytes = flows.iter().map(|flow| flow.bytes).sum();
     let mut report = RunReport {
+        energy: seen.energy.map(|meter| meter.report(world.now(), bytes)),
         flows,
         links: seen.links,
         switches: seen.switches,

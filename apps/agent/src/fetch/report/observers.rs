@@ -289,6 +289,7 @@ pub(super) fn waiting_line(reason: TransferReason, why: &str, unblocks: &str) ->
         TransferReason::PathCost | TransferReason::OverBudget => (" for a free network", true),
         TransferReason::RoamingBlocked => (" for another network", true),
         TransferReason::PathTooSlow => (" for a network that works", true),
+        TransferReason::SavesEnergy => (" for Wi-Fi", true),
         TransferReason::Portal => (" for a sign-in", true),
         TransferReason::ProxyUnreachable => (" for the proxy", true),
         TransferReason::NetworkBlocked => (" for another network", true),

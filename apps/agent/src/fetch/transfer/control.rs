@@ -79,13 +79,15 @@ impl<'a> TransferControl<'a> {
         start: BootInstant,
     ) -> TransferControl<'a> {
         let reporter = TransferReporter::new(observer, mode, start, context.terms.is_some());
+        let spending = context.scheduler.join(direction, context.id);
+        spending.set_energy_saving(job.terms.energy);
         TransferControl {
             job,
             terms: job.terms.clone(),
             terms_updates: context.terms,
             links: context.links,
             stop: context.stop,
-            spending: context.scheduler.join(direction, context.id),
+            spending,
             usage: LinkUsage::default(),
             reporter,
             retries: Retries::default(),
@@ -118,6 +120,7 @@ impl<'a> TransferControl<'a> {
         let changed = terms != self.terms;
         if changed {
             self.terms = terms;
+            self.spending.set_energy_saving(self.terms.energy);
             self.reporter.wait_is_over();
             self.reporter.note(None, "its terms have changed".into());
         }

@@ -1,7 +1,7 @@
 //! The connections of a session, and how much each may spend on metered links. Connections with the
 //! same options are one client of the scheduler, of this process's or of the agent's.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -151,6 +151,8 @@ pub(super) struct SessionFlows {
     pub(super) next: u64,
     pub(super) all: BTreeMap<u64, SteeredFlow>,
     pub(super) groups: Vec<ConnGroup>,
+    /// The links that rest to save energy.
+    resting: BTreeSet<String>,
 }
 
 impl SessionFlows {
@@ -190,7 +192,7 @@ impl SessionFlows {
         scheduler: &Arc<SchedulerHandle>,
         left: Option<u64>,
     ) -> Option<Duration> {
-        let mut again: Option<Duration> = None;
+        let (mut again, mut resting): (Option<Duration>, _) = (None, None);
         for group in self.current_groups(links) {
             let client = group
                 .client
@@ -208,8 +210,10 @@ impl SessionFlows {
                 carried: group.carried.bytes(),
             });
             group.take_grant(decision.grant, left);
+            rest_of_all(&mut resting, decision.resting);
             again = again.into_iter().chain(decision.recheck_after).min();
         }
+        self.resting = resting.unwrap_or_default();
         again
     }
 
@@ -260,19 +264,22 @@ impl SessionFlows {
     /// Applies the agent's decisions. Returns the time after which they may change although nothing
     /// else does.
     pub(super) fn take_answer(&mut self, answer: &ScheduleAnswer) -> Option<Duration> {
-        let mut again: Option<Duration> = None;
+        let (mut again, mut resting): (Option<Duration>, _) = (None, None);
         for decision in &answer.decisions {
             let mut groups = self.groups.iter_mut();
             if let Some(group) = groups.find(|group| group.id == decision.id) {
                 group.take_grant(decision.grant.into(), answer.left);
+                rest_of_all(&mut resting, decision.resting.clone());
                 again = again.into_iter().chain(decision.recheck_after()).min();
             }
         }
+        self.resting = resting.unwrap_or_default();
         again
     }
 
     /// Applies the decisions to the device.
     pub(super) fn apply(&mut self, device: &Device) {
+        device.set_resting(&self.resting);
         for group in &self.groups {
             let flows = self
                 .all
@@ -296,6 +303,14 @@ impl SessionFlows {
             }
         }
     }
+}
+
+/// Keeps of the links that may rest those that may do so for another group of connections, too.
+fn rest_of_all(resting: &mut Option<BTreeSet<String>>, more: BTreeSet<String>) {
+    *resting = Some(match resting.take() {
+        None => more,
+        Some(before) => &before & &more,
+    });
 }
 
 #[cfg(test)]

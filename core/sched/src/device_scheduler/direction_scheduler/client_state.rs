@@ -36,6 +36,8 @@ pub(super) struct ClientState {
     pub(super) wakes: bool,
     /// Whether the server refuses the client at present, so that nothing can be promised.
     pub(super) is_refused: bool,
+    /// When a client that waits to save energy will begin.
+    pub(super) begins_at: Option<Time>,
 }
 
 /// The phase of a client after a decision.
@@ -91,6 +93,7 @@ impl ClientState {
             last_phase: None,
             wakes: false,
             is_refused: false,
+            begins_at: None,
         }
     }
 

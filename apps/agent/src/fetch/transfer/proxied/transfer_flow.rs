@@ -139,6 +139,9 @@ impl<'a> TransferFlow<'a> {
         let now = BootInstant::now();
         let grant = self.grant.extend(decision.grant, may_pay_again, now);
         let device = self.client.device();
+        if let Some(device) = &device {
+            device.set_resting(&decision.resting);
+        }
         self.log
             .record(decision, grant, candidates, device.as_deref());
         let changed = self.apply(grant, control);
