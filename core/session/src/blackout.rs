@@ -162,8 +162,11 @@ impl SessionPath {
     /// R-PATH-15: a packet arrived on a device's path that carries towards the device only. An answer to a probe would show
     /// that this is over; the next one may be due much later.
     pub(crate) fn ask_if_still_one_way(&mut self, now: Time) {
-        if !self.is_one_way(now) {
-            self.one_way_since = Some(now);
+        if self
+            .one_way_asked
+            .is_none_or(|at| now.since(at) >= ONE_WAY_MAX)
+        {
+            self.one_way_asked = Some(now);
             self.probe_now = true;
             self.wants |= want::PING;
         }
@@ -347,6 +350,7 @@ impl Session {
         let path = self.paths.at(slot);
         if std::mem::take(&mut path.is_unproven) {
             path.one_way_since = Some(now);
+            path.one_way_asked = None;
         }
     }
 

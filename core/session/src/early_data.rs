@@ -70,7 +70,6 @@ impl Session {
     pub(crate) fn begin_unconfirmed(&mut self, session_credit: u64, flow_credit: u64) {
         self.credit = SessionCredit {
             peer_max: session_credit,
-            peer_window: session_credit,
             advertised: self.config.session_window,
             ..SessionCredit::default()
         };

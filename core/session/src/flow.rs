@@ -16,7 +16,6 @@ use crate::ranges::RangeSet;
 use crate::record::{SEEN_EPOCHS_MAX, SEEN_RANGES_MAX, UsedFlowIds};
 use crate::recv_half::RecvHalf;
 use crate::send_half::SendHalf;
-use crate::session_room::SessionRoom;
 
 /// The part of the send buffer that must be free before a waiting writer is woken. With one half, a
 /// writer would sleep until half of a long path's data has left; a smaller part wakes it more
@@ -191,7 +190,7 @@ impl SessionFlow {
         has_room && self.send.memory_room() > 0
     }
 
-    fn may_send(&self, session_room: SessionRoom) -> bool {
+    fn may_send(&self, session_room: u64) -> bool {
         !self.unclaimed && !self.pause_in.1 && self.send.has_data(session_room)
     }
 }
@@ -386,7 +385,7 @@ impl FlowTable {
         let Some(flow) = self.table.get_mut(&id) else {
             return;
         };
-        if !flow.queued && flow.may_send(SessionRoom::UNLIMITED) {
+        if !flow.queued && flow.may_send(u64::MAX) {
             flow.queued = true;
             self.first_priority = self.first_priority.min(flow.options.priority);
             self.ready.push_back(id);
@@ -437,7 +436,7 @@ impl FlowTable {
         &mut self,
         path: PathId,
         gated: bool,
-        session_room: SessionRoom,
+        session_room: u64,
     ) -> Option<FlowId> {
         let mut i = 0;
         let mut best: Option<(u8, usize, FlowId)> = None;
@@ -448,7 +447,7 @@ impl FlowTable {
                 .table
                 .get_mut(&id)
                 .expect("flows in line are in the table");
-            if !flow.may_send(SessionRoom::UNLIMITED) {
+            if !flow.may_send(u64::MAX) {
                 flow.queued = false;
                 self.ready.remove(i);
                 continue;
@@ -485,7 +484,7 @@ impl FlowTable {
         let mut lost = self.ready.iter().take(LOST_LOOKED_AT).filter(|id| {
             self.table.get(id).is_some_and(|flow| {
                 flow.send.has_lost()
-                    && flow.may_send(SessionRoom::NONE)
+                    && flow.may_send(0)
                     && flow.lost_on != Some(path)
                     && granted.is_none_or(|least| flow.grants_in.room(path) >= least)
             })

@@ -231,16 +231,14 @@ impl Session {
     /// R-FLOW-9: announces session credit as soon as a reader, or the end of a flow, frees it.
     pub(crate) fn offer_credit(&mut self) {
         let window = self.config.session_window;
-        let freed = self.credit.consumed + window - self.credit.advertised;
-        let left = self.credit.left();
-        if freed < (window / 4).min(left.max(1)) {
+        if self.credit.consumed + window - self.credit.advertised < window / 4 {
             return;
         }
         // If memory allows less than the window, the credit grows in smaller steps.
         let more = self
             .session_credit_max()
             .saturating_sub(self.credit.advertised);
-        if more >= (window / 4).min(CREDIT_STEP_BYTES).min(left.max(1)) {
+        if more >= (window / 4).min(CREDIT_STEP_BYTES) {
             self.wants |= say::CREDIT;
         }
     }
@@ -257,25 +255,6 @@ impl Session {
         let least = self.credit.consumed + CREDIT_BYTES_MIN.min(self.config.session_window);
         full.min(self.credit.received.saturating_add(room))
             .max(least)
-    }
-
-    /// R-FLOW-13: announces what was read of flows, because arrivals have halved what is left of the session's credit since
-    /// that was last considered.
-    pub(crate) fn offer_flow_credit(&mut self) {
-        let (window, left) = (self.config.session_window, self.credit.left());
-        let before = self.credit.scanned_left.unwrap_or(window);
-        if left > before / 2 {
-            return;
-        }
-        self.credit.scanned_left = Some(left);
-        let waiting = self.flows.iter_mut().filter_map(|flow| {
-            let wants = flow.recv.wants_credit(window, left);
-            flow.wants |= if wants { want::CREDIT } else { 0 };
-            wants.then_some(flow.id)
-        });
-        for id in waiting.collect::<Vec<_>>() {
-            self.flows.touch(id);
-        }
     }
 
     /// Informs writers that wait for memory when some is free.
@@ -298,11 +277,10 @@ impl Session {
     fn on_read(&mut self, id: FlowId, n: u64) {
         self.credit.consumed += n;
         self.offer_credit();
-        let (window, left) = (self.config.session_window, self.credit.left());
         let Some(flow) = self.flows.get_mut(id) else {
             return;
         };
-        if flow.recv.wants_credit(window, left) {
+        if flow.recv.wants_credit() {
             flow.wants |= want::CREDIT;
         }
         self.flows.touch(id);

@@ -77,7 +77,6 @@ mod sent_packet;
 mod serial_path;
 mod session;
 mod session_id;
-mod session_room;
 mod session_state;
 mod steadiest_path;
 mod stream_path;

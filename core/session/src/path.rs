@@ -121,6 +121,8 @@ pub(crate) struct SessionPath {
     /// Since when packets sent on the path are known not to arrive, although packets are received
     /// (R-PATH-15).
     pub(crate) one_way_since: Option<Time>,
+    /// When a device probed the path at once because something arrived on it although it is one-way (R-PATH-15).
+    pub(crate) one_way_asked: Option<Time>,
     /// Whether the path answered after a silence, and nothing that was sent on it since then was acknowledged. Only a
     /// device sets it (R-PATH-15).
     pub(crate) is_unproven: bool,
@@ -226,6 +228,7 @@ impl SessionPath {
             driver_frozen: false,
             quiet_after: None,
             one_way_since: None,
+            one_way_asked: None,
             is_unproven: false,
             heard_from: now,
             is_new: true,

@@ -621,7 +621,6 @@ impl Session {
         if notify {
             self.emit(SessionEvent::Readable(id));
         }
-        self.offer_flow_credit();
         Ok(arrival.new)
     }
 
@@ -1176,7 +1175,6 @@ impl Session {
         self.epoch = epoch;
         self.credit = crate::session::SessionCredit {
             peer_max: peer.session_credit,
-            peer_window: peer.session_credit,
             advertised: self.config.session_window,
             ..Default::default()
         };

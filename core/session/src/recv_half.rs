@@ -18,7 +18,6 @@ use crate::config::FLOW_GAPS_MAX;
 use crate::event::PeerFault;
 use crate::memory_pool::MemoryCharge;
 use crate::ranges::RangeSet;
-use crate::session_room::unannounced_max;
 
 /// Bytes of a receive block.
 pub(crate) const BLOCK_BYTES: u64 = 16 * 1024;
@@ -433,13 +432,11 @@ impl RecvHalf {
         self.credit = self.credit.max(self.read_to + self.window);
     }
 
-    /// R-FLOW-13: whether the credit has grown enough to be announced, where so much of the session's credit is left.
-    pub(crate) fn wants_credit(&self, session_window: u64, session_left: u64) -> bool {
-        let grown = self.credit - self.advertised_credit;
+    /// Whether the credit has grown enough to be announced.
+    pub(crate) fn wants_credit(&self) -> bool {
         self.final_size.is_none()
             && self.reset.is_none()
-            && grown > 0
-            && grown >= unannounced_max(self.window, session_window, session_left)
+            && self.credit - self.advertised_credit >= self.window / 4
     }
     /// The credit to announce to the peer.
     pub(crate) fn credit(&self) -> u64 {

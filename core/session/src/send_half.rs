@@ -15,7 +15,6 @@ use bytes::Bytes;
 
 use crate::memory_pool::MemoryCharge;
 use crate::ranges::RangeSet;
-use crate::session_room::SessionRoom;
 
 /// The memory that a written chunk takes beside its bytes: its entry in the list, which doubles as
 /// it grows, and its allocation.
@@ -125,10 +124,9 @@ impl SendHalf {
         }
     }
 
-    /// The number of bytes for which memory has room; zero if it is too little for a write. A flow holds no more than it
-    /// leaves to others, so that those whose peer does not read do not keep all others from being written.
+    /// The number of bytes for which memory has room; zero if it is too little for a write.
     pub(crate) fn memory_room(&self) -> u64 {
-        let room = self.charge.room().saturating_sub(self.buffered());
+        let room = self.charge.room();
         // When the bytes are sent, they also need records.
         let room = (room - room / SENT_RECORDS_PART).saturating_sub(CHUNK_OVERHEAD_BYTES);
         if room < WRITE_BYTES_MIN { 0 } else { room }
@@ -207,15 +205,14 @@ impl SendHalf {
     pub(crate) fn set_credit(&mut self, max: u64) {
         self.credit = self.credit.max(max);
     }
-    /// Whether there are bytes to send.
+    /// Whether there are bytes to send. `session_room`: new bytes that the session's credit allows.
     #[inline]
-    pub(crate) fn has_data(&self, session_room: SessionRoom) -> bool {
+    pub(crate) fn has_data(&self, session_room: u64) -> bool {
         if self.reset.is_some() {
             return false;
         }
         !self.lost.is_empty()
-            || (self.next < self.end.min(self.credit)
-                && session_room.of_flow(self.next, self.credit) > 0)
+            || (self.next < self.end.min(self.credit) && session_room > 0)
             || (self.fin && !self.fin_sent && self.next == self.end)
     }
 
@@ -254,7 +251,7 @@ impl SendHalf {
     pub(crate) fn take(
         &mut self,
         max: usize,
-        session_room: impl Into<SessionRoom>,
+        session_room: u64,
     ) -> Option<(u64, usize, bool, u64)> {
         if !self.lost.is_empty() {
             let (start, len, fin) = self.take_lost(max)?;
@@ -281,11 +278,11 @@ impl SendHalf {
     pub(crate) fn take_unsent(
         &mut self,
         max: usize,
-        session_room: impl Into<SessionRoom>,
+        session_room: u64,
     ) -> Option<(u64, usize, bool, u64)> {
         let start = self.next;
         let len = (self.end.min(self.credit).saturating_sub(start))
-            .min(session_room.into().of_flow(start, self.credit))
+            .min(session_room)
             .min(max as u64);
         let fin = self.fin && start + len == self.end && !self.fin_sent;
         if len == 0 && !fin {

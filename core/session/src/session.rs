@@ -155,21 +155,9 @@ pub struct PathStats {
 pub(crate) struct SessionCredit {
     pub(crate) sent: u64,
     pub(crate) peer_max: u64,
-    /// The credit that the peer gave first: its window.
-    pub(crate) peer_window: u64,
     pub(crate) received: u64,
     pub(crate) consumed: u64,
     pub(crate) advertised: u64,
-    /// What was left of the announced credit when flows were last asked for what they have to announce; `None` since the
-    /// last announcement.
-    pub(crate) scanned_left: Option<u64>,
-}
-
-impl SessionCredit {
-    /// What is left of the credit that was announced to the peer.
-    pub(crate) fn left(&self) -> u64 {
-        self.advertised.saturating_sub(self.received)
-    }
 }
 
 /// The path on which payload arrives.

@@ -21,7 +21,6 @@ use crate::path::{self, PathState, SessionPath};
 use crate::path_scheduler::{CopyMode, PacketCopy, SendBacklog, UNSENT_MAX};
 use crate::sent_packet::{SentData, SentFrame, SentPacket};
 use crate::session::{Session, on_frame_fate, say};
-use crate::session_room::SessionRoom;
 use crate::session_state::{Role, SessionState};
 use crate::trace::TraceRecord;
 use d2tp_seal::KEY_UPDATE_PACKETS;
@@ -558,11 +557,7 @@ impl Session {
     fn write_packet(&mut self, slot: usize, terms: &PacketPermissions, buf: &mut [u8]) -> usize {
         let now = terms.now;
         let awaits_hybrid = self.awaits_hybrid();
-        let session_room = SessionRoom {
-            left: self.credit.peer_max.saturating_sub(self.credit.sent),
-            session_window: self.credit.peer_window,
-            flow_window: self.initial_flow_credit,
-        };
+        let session_room = self.credit.peer_max.saturating_sub(self.credit.sent);
         let flush_control = terms.control
             && (self.wants_with_room(slot) & !say::RESUME_END != 0
                 || (!awaits_hybrid
@@ -682,7 +677,7 @@ impl Session {
         &mut self,
         slot: usize,
         terms: &PacketPermissions,
-        session_room: SessionRoom,
+        session_room: u64,
     ) -> Option<PacketPayload> {
         // R-RESUME-5
         if self.inherits_instance {
@@ -881,7 +876,6 @@ impl Session {
             self.wants &= !say::CREDIT;
             let max = self.session_credit_max();
             self.credit.advertised = self.credit.advertised.max(max);
-            self.credit.scanned_left = None;
             Frame::SessionCredit {
                 max: self.credit.advertised,
             }
@@ -1112,7 +1106,7 @@ impl Session {
         now: Time,
         slot: usize,
         first: FlowId,
-        mut session_room: SessionRoom,
+        mut session_room: u64,
         w: &mut WireWriter<'_>,
         sent: &mut SentPacket,
     ) {
@@ -1147,7 +1141,7 @@ impl Session {
             Frame::encode_data_head(w, id, offset, len, fin);
             flow.send.copy(offset, w.reserve(len));
             debug_assert!(w.written() > at);
-            session_room.left -= new;
+            session_room -= new;
             self.credit.sent += new;
             out += len as u64;
             if gated {

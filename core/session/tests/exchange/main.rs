@@ -26,5 +26,4 @@ mod slice;
 mod source;
 mod stream_path;
 mod ticket;
-mod unread_flows;
 mod vectors;
