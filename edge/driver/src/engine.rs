@@ -223,7 +223,8 @@ impl DriverEngine {
             }
         }
         for sent in 0..SENDS_PER_TURN {
-            if sent > 0 && self.has_datagrams {
+            // Of several sessions each is visited once a turn.
+            if sent > 0 && self.has_datagrams && inner.fed_sessions.len() == 1 {
                 // What left made room.
                 self.has_datagrams = inner.fill_datagrams();
             }

@@ -49,11 +49,15 @@ async fn answer(
         match prepare(&worker, store, key) {
             OwnerAnswer::Written => {
                 let journal = worker.inner.lock().hibernation.journal.clone();
-                if let Some(journal) = journal
-                    && hibernation::write_batch(&worker, &journal).await.is_ok()
-                {
-                    answer = OwnerAnswer::Written;
-                }
+                let written = match journal {
+                    Some(journal) => hibernation::write_batch(&worker, &journal).await.is_ok(),
+                    None => false,
+                };
+                // What is not written yet may be soon.
+                answer = match written {
+                    true => OwnerAnswer::Written,
+                    false => OwnerAnswer::Busy,
+                };
             }
             OwnerAnswer::Busy => answer = OwnerAnswer::Busy,
             OwnerAnswer::Nothing | OwnerAnswer::Gone => {}
@@ -100,8 +104,12 @@ fn prepare(
             .asked_since
             .retain(|_, since| now.since(*since) < BUSY_MAX.times(4));
         let is_full = state.asked_since.len() >= BUSY_SESSIONS_MAX;
-        let since = *state.asked_since.entry(key).or_insert(now);
-        if !is_full && now.since(since) < BUSY_MAX {
+        let known = state.asked_since.get(&key).copied();
+        let since = known.or((!is_full).then_some(now));
+        if let Some(since) = since {
+            state.asked_since.insert(key, since);
+        }
+        if since.is_some_and(|since| now.since(since) < BUSY_MAX) {
             tracing::info!(
                 instance = key.instance,
                 "another node asks for a session of which the store does not know all; its device tries later"

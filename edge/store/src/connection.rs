@@ -321,6 +321,18 @@ impl StoreConnection {
         let heard: Result<u64, RedisError> = message.query_async(&mut connection.io).await;
         match heard {
             Ok(heard) => Ok(heard),
+            Err(error) if error.code() == Some("NOPERM") => {
+                // Sessions are taken over all the same, without what their owner has not written.
+                static IS_SAID: std::sync::Once = std::sync::Once::new();
+                IS_SAID.call_once(|| {
+                    let store = self.place.as_str();
+                    tracing::warn!(
+                        store,
+                        "the store's user may not send messages; give it the channels of its prefix (ACL SETUSER … &PREFIX*)"
+                    );
+                });
+                Ok(0)
+            }
             Err(error) => {
                 self.drop_connection(number).await;
                 Err(self.in_words(&error))

@@ -27,6 +27,8 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(1); // a guess: a busy machi
 const SILENT_FOR: Duration = Duration::from_secs(10); // a guess
 /// How soon a process listens again whose connection was lost.
 const LISTEN_AGAIN: Duration = Duration::from_millis(500); // a guess
+/// How long nothing may be heard until this process listens on a new connection: the old one may have died without a sign.
+const LISTEN_ANEW: Duration = Duration::from_secs(30); // a guess
 /// The most questions that wait for an answer of this process. Others are not answered.
 const QUESTIONS_MAX: usize = 1_024; // a guess: more than all nodes look up at once
 
@@ -162,9 +164,23 @@ pub(crate) async fn listen(store: Weak<StoreInner>) {
         };
         // The store's state is in the log already.
         if let Ok(mut messages) = messages {
-            while let Some(message) = messages.next().await {
+            loop {
+                let message = tokio::time::timeout(LISTEN_ANEW, messages.next()).await;
                 let Some(store): Option<Arc<StoreInner>> = store.upgrade() else {
                     return;
+                };
+                let message = match message {
+                    Ok(Some(message)) => message,
+                    Ok(None) => break,
+                    Err(_) => {
+                        // It may have died without a sign. The old one listens until the new one does.
+                        let channel = store.channel(&store.connection.process);
+                        match store.connection.listen(&channel).await {
+                            Ok(new) => messages = new,
+                            Err(_) => break,
+                        }
+                        continue;
+                    }
                 };
                 if let Ok(text) = std::str::from_utf8(message.get_payload_bytes()) {
                     store.questions.on_message(text);

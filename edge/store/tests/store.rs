@@ -3,10 +3,10 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use cedos_lab_rig::redis::RedisServer;
+use cedos_lab_rig::wait::until_blocking;
 use d2tp_driver::{
     JournalBatch, JournalFlowKey, JournalSessionKey, OwnershipClaim, PublicKey, RecordStore,
     SharedRecords, StoredRecord,
@@ -186,10 +186,7 @@ fn a_full_store_takes_removals_only_and_nothing_in_part() {
     redis.set_full(false);
     // It is asked now and then, should there be nothing to write.
     a.begin();
-    while a.health() != StoreHealth::Ready {
-        // sleep: the thread of the store asks by itself
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    until_blocking("it has room", || a.health() == StoreHealth::Ready);
     assert!(a.commit(&batch).unwrap().lost.is_empty());
     assert_eq!(read(&a, 1).as_deref(), Some("no"));
 }
@@ -204,9 +201,10 @@ fn records_survive_a_store_that_is_killed() {
     redis.kill();
     assert!(wait(a.look_up(key(1))).is_err());
     redis.start_again();
-    while a.health() != StoreHealth::Ready {
+    until_blocking("it is back", || {
         let _ = wait(a.look_up(key(1)));
-    }
+        a.health() == StoreHealth::Ready
+    });
     assert_eq!(read(&a, 1).as_deref(), Some("kept"));
     assert!(write(&a, 1, "again"));
 }
