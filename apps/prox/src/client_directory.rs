@@ -10,7 +10,8 @@
 //!
 //! The root is never removed, and each change makes its number greater. A node that knew one and finds none, one with a
 //! smaller number, or the root of another list, knows that the store has lost its data, or its last changes: it keeps the
-//! clients that it knows, and writes them back where there is no list or an older one.
+//! clients that it knows, and writes them back where there is no list or an older one. Where another node has changed the
+//! older list before that as often as it had been changed, nobody can tell, and what the store has holds.
 //!
 //! A change of any number of clients is one step: a client is enrolled and its invitation used up at the same moment, on
 //! all nodes. Clients are divided by the first byte of their keys, so that a change moves a small part of them.
@@ -128,7 +129,8 @@ impl ClientDirectory {
                 return Err(error);
             }
             self.is_other_list_logged.store(false, Ordering::Relaxed);
-            if root.changes < before.changes {
+            // A node of an older version does not count.
+            if root.changes > 0 && root.changes < before.changes {
                 return Ok(DirectoryRead::Lost(Some(raw)));
             }
             if let Some(read) = self.read_parts(&before, &root, known)? {

@@ -15,6 +15,7 @@
 //! store counts both.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::io;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -111,7 +112,18 @@ async fn take_over_file(
     };
     let new = copy_store.path_of_version(id, taken.version);
     let (from, to) = (path, new.clone());
-    let copied = tokio::task::spawn_blocking(move || std::fs::copy(&from, &to)).await;
+    // What cannot be fetched again is durable before anything names it.
+    let is_durable_first = entry.origin_validator.is_none();
+    let copied = tokio::task::spawn_blocking(move || {
+        std::fs::copy(&from, &to)?;
+        if is_durable_first {
+            File::open(&to)?.sync_all()?;
+            let folder = to.parent().expect("a copy lies in a folder");
+            File::open(folder)?.sync_all()?;
+        }
+        Ok::<_, io::Error>(())
+    })
+    .await;
     if let Err(error) = copied.unwrap_or_else(|error| Err(io::Error::other(error))) {
         tracing::error!(%error, "a copy cannot be taken over");
         return Ok(TakeOver::Again);
