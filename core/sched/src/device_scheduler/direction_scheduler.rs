@@ -276,7 +276,7 @@ impl DirectionScheduler {
         left_s: f64,
         is_used: &dyn Fn(Option<&str>) -> bool,
     ) -> f64 {
-        if !(self.clients.get(&number)).is_some_and(|client| client.flow.is_some()) {
+        if (self.clients.get(&number)).is_none_or(|client| client.flow.is_none()) {
             return 0.0;
         }
         let (flows, me) = self.flows(number);

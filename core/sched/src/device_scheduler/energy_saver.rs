@@ -58,6 +58,8 @@ const WORTH_WAITING: f64 = 2.0; // a guess
 
 /// The step of the search for the end of a wait: each step keeps this share of the time left.
 const WAIT_STEP: f64 = 0.8; // a guess
+/// How long a link that rested takes at most until it carries something. Who has less time left does not wait.
+const START_MAX: Duration = Duration::from_secs(15); // a guess: attaching to a cell, and a handshake that is repeated
 
 /// The energy decision of a device.
 #[derive(Debug)]
@@ -456,16 +458,17 @@ impl EnergySaver {
         };
         // What is up now must be enough later, and what is awaited is likely to be.
         let may_wait = |left: Duration| {
-            let left_s = left.as_secs_f64();
+            // Until a link that rested carries something.
+            let left_s = left.saturating_sub(START_MAX).as_secs_f64();
             odds(left_s, &is_frugal) >= LIKELY
                 && odds(left_s * LATER_SHARE, &is_any) >= SURE_TO_WAIT
         };
-        if !may_wait(left) {
+        if left <= START_MAX || !may_wait(left) {
             state.has_begun = true;
             return None;
         }
         let mut still = left;
-        while still > Duration::from_secs(1) && may_wait(still) {
+        while still > START_MAX && may_wait(still) {
             still = still.mul_f64(WAIT_STEP);
         }
         let begins_in = left - still;

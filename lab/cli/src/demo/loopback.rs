@@ -262,6 +262,9 @@ pub(super) fn run(matter: DemoSetup) -> anyhow::Result<DemoSummary> {
         stall: Duration::from_secs(10),
         allow_downgrade: false,
         fields: [].into(),
+        cookies: None,
+        keep_older: 0,
+        unless: None,
     };
     let mut telling = Telling(told.clone());
     let download = std::thread::Builder::new()

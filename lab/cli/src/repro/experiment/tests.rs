@@ -85,6 +85,7 @@ fn every_figure_of_every_row_can_be_computed() {
                 report["switches"] = switches.collect();
                 report["podcasts"] = json!({"in_time_share": 1.0, "heard_whole_share": 1.0, "free_share": 0.9,
                     "optimum_free_share": 1.0, "restart_share": 0.1, "switches": 3});
+                report["energy"] = json!({"joules": 10.0, "mbps": 1.0, "mbit_per_joule": 1.0});
                 report
             };
             let at = format!("{} {}", row.id, venue.word());
