@@ -117,7 +117,10 @@ impl RecurrenceProgress {
         let (zone, now) = (now.time_zone(), now.timestamp());
         let lead = SignedDuration::try_from(lead.min(LEAD_MAX)).ok()?;
         let before = |at: Timestamp| at.saturating_sub(lead).unwrap_or(Timestamp::MIN);
-        if let Some(run) = self.current.filter(|run| run.due > now) {
+        let latest = now.saturating_add(SignedDuration::try_from(LEAD_MAX).ok()?);
+        let is_possible = |run: &RecurringRun| latest.is_ok_and(|latest| run.due <= latest);
+        // One that is due later than any can be began when the clock was wrong.
+        if let Some(run) = (self.current).filter(|run| run.due > now && is_possible(run)) {
             return Some(RecurrenceStep::Run { run, missed: 0 });
         }
         // A clock that was wrong and is right again.

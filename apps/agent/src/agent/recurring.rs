@@ -79,12 +79,26 @@ impl TransferTask {
         self.saved.recurrence.is_some()
     }
 
+    /// Whether a recurring transfer has begun the run for the same time of its schedule.
+    fn is_in_run(&self, run: RecurringRun) -> bool {
+        let current = self
+            .saved
+            .recurrence
+            .as_ref()
+            .and_then(|r| r.progress.current);
+        current.is_some_and(|current| current.slot == run.slot)
+    }
+
     /// Begins another run of a recurring transfer, which has the metered bytes of its order again.
     fn begin_recurring_run(&mut self, run: RecurringRun, missed: u64) {
         let Some(recurrence) = &mut self.saved.recurrence else {
             return;
         };
-        if recurrence.progress.current != Some(run) {
+        let current = &mut recurrence.progress.current;
+        if current.is_some_and(|current| current.slot == run.slot) {
+            // It goes on after its deadline: the same run, with what it has spent and sent.
+            *current = Some(run);
+        } else {
             recurrence.progress.begin(run, missed);
             self.metered = 0;
             self.begin_run();
@@ -137,6 +151,10 @@ impl Agent {
                 }
                 match task.saved.step() {
                     Some(RecurrenceStep::Run { run, missed }) => {
+                        if !task.is_in_run(run) {
+                            // A file that an earlier run finished, with the agent killed before it recorded that.
+                            queue::remove_pending_rename(id);
+                        }
                         task.begin_recurring_run(run, missed);
                         save(id, task);
                         if shown.is_some() {
