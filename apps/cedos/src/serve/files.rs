@@ -231,8 +231,14 @@ impl FileService {
             }
             // A link that leads outside is not served, so it is not listed.
             let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
-            let Ok(opened) = self.open_beneath_with(&beneath.join(&name), flags) else {
-                continue;
+            let opened = match self.open_beneath_with(&beneath.join(&name), flags) {
+                Ok(opened) => opened,
+                Err(Errno::ENOENT | Errno::EXDEV | Errno::ELOOP | Errno::EACCES) => continue,
+                Err(_) => {
+                    // Too many open files, for example: it may be there.
+                    is_complete = false;
+                    continue;
+                }
             };
             let about = std::fs::File::from(opened).metadata()?;
             if !about.is_file() && !about.is_dir() {

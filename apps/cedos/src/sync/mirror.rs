@@ -20,6 +20,17 @@ use super::remote_tree::{LISTING_BYTES_MAX, RemoteEntry, RemoteListing};
 use super::sync_memory::SyncMemory;
 use super::sync_reporter::SyncReporter;
 
+/// Whether the listings of a source name all of its files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ListingCompleteness {
+    /// The server said so in a form for programs.
+    Certain,
+    /// A page for people was read, which may be another page.
+    Page,
+    /// Some are missing.
+    Partial,
+}
+
 /// The most files of a mirror.
 const FILES_MAX: usize = 1_000_000; // a guess: a gigabyte of memory
 
@@ -131,7 +142,8 @@ impl FolderMirror {
                 TransferFailure::storage(&format!("cannot make {}", to.display()), &error)
             })?;
         }
-        let (files, is_complete) = self.list(from).await?;
+        let (files, completeness) = self.list(from).await?;
+        let is_complete = completeness != ListingCompleteness::Partial;
         let mut plan = Vec::new();
         for (path, entry) in &files {
             match self.plan(to, path, entry) {
@@ -160,25 +172,27 @@ impl FolderMirror {
             // Parts of files that are no longer there.
             let _ = std::fs::remove_dir_all(to.join(STAGING));
         }
-        match (self.delete, is_whole) {
-            (true, true) => self.delete_others(to, &files),
-            (true, false) => {
-                let text = "nothing is deleted, because not everything was listed and transferred";
-                self.reporter.note(text);
-                Ok(())
+        let kept_because = match (is_whole, completeness) {
+            _ if !self.delete => return Ok(()),
+            (true, ListingCompleteness::Certain) => return self.delete_others(to, &files),
+            (true, _) => {
+                "the server lists its files as a web page, which may be another page, such as one to sign in"
             }
-            (false, _) => Ok(()),
-        }
+            (false, _) => "not everything was listed and transferred",
+        };
+        let text = format!("nothing is deleted, because {kept_because}");
+        self.reporter.note(&text);
+        Ok(())
     }
 
-    /// The files of the source, and whether it is known that these are all.
+    /// The files of the source, and what is known of whether these are all.
     async fn list(
         &self,
         from: &Url,
-    ) -> Result<(BTreeMap<RelativePath, RemoteEntry>, bool), TransferFailure> {
+    ) -> Result<(BTreeMap<RelativePath, RemoteEntry>, ListingCompleteness), TransferFailure> {
         let scratch = tempfile::tempdir()
             .map_err(|error| TransferFailure::storage("cannot store the listing", &error))?;
-        let (mut files, mut is_complete) = (BTreeMap::new(), true);
+        let (mut files, mut completeness) = (BTreeMap::new(), ListingCompleteness::Certain);
         let mut level = vec![RelativePath::root()];
         while !level.is_empty() {
             let listing = level
@@ -200,9 +214,12 @@ impl FolderMirror {
                     }
                 };
                 if !listing.is_complete {
-                    is_complete = false;
+                    completeness = ListingCompleteness::Partial;
                     let text = format!("the server left files out of the listing of /{path}");
                     (self.reporter).failed(&format!("{path}/"), &TransferFailure::error(text));
+                }
+                if listing.is_page && completeness == ListingCompleteness::Certain {
+                    completeness = ListingCompleteness::Page;
                 }
                 for entry in listing.entries {
                     let child = match path.child(&entry.name) {
@@ -230,7 +247,7 @@ impl FolderMirror {
             below.dedup();
             level = below;
         }
-        Ok((files, is_complete))
+        Ok((files, completeness))
     }
 
     async fn list_one(

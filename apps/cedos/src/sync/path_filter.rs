@@ -20,6 +20,8 @@ use super::relative_path::RelativePath;
 pub struct PathFilter {
     include: Option<GlobSet>,
     exclude: GlobSet,
+    /// The excludes without classes of characters: such as `[!a]` fits some names that nobody has, and not all names.
+    exclude_any: GlobSet,
 }
 
 impl PathFilter {
@@ -34,6 +36,10 @@ impl PathFilter {
                 false => Some(set_of(include)?),
             },
             exclude: set_of(exclude)?,
+            exclude_any: {
+                let plain = exclude.iter().filter(|pattern| !pattern.contains('['));
+                set_of(&plain.cloned().collect::<Vec<_>>())?
+            },
         })
     }
 
@@ -48,7 +54,7 @@ impl PathFilter {
     pub fn skips_folder(&self, path: &RelativePath) -> bool {
         // Only what fits any name in it fits this one.
         let text = format!("{}/\u{1}", path.text());
-        self.exclude.is_match(&text) && self.exclude.is_match(format!("{text}/\u{1}"))
+        self.exclude_any.is_match(&text) && self.exclude_any.is_match(format!("{text}/\u{1}"))
     }
 }
 

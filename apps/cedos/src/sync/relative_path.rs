@@ -34,6 +34,10 @@ impl RelativePath {
         match name {
             "" | "." | ".." => return refuse("the name leads out of the folder"),
             _ if name.contains(['/', '\0']) => return refuse("the name leads out of the folder"),
+            // URLs leave some of them out, so that it would be another file's.
+            _ if name.contains(char::is_control) => {
+                return refuse("the name has control characters");
+            }
             _ if name.len() > NAME_BYTES_MAX => return refuse("the name is too long"),
             STAGING if self.0.is_empty() => return refuse("this name is for parts of files"),
             _ if self.0.len() >= DEPTH_MAX => return refuse("the folders are too deep"),

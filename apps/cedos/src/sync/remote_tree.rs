@@ -35,6 +35,8 @@ pub struct RemoteListing {
     pub entries: Vec<RemoteEntry>,
     /// Whether the server left nothing out.
     pub is_complete: bool,
+    /// Whether it was a page for people: a sign-in page, or an `index.html`, looks like a folder with other files.
+    pub is_page: bool,
 }
 
 impl RemoteListing {
@@ -91,6 +93,7 @@ fn parse_own(text: &str) -> Result<RemoteListing, String> {
     Ok(RemoteListing {
         entries: listing.entries.into_iter().map(entry).collect(),
         is_complete: listing.complete,
+        is_page: false,
     })
 }
 
@@ -112,6 +115,7 @@ fn parse_nginx(text: &str) -> Result<RemoteListing, String> {
     Ok(RemoteListing {
         entries: entries.map(entry).collect(),
         is_complete: true,
+        is_page: false,
     })
 }
 
@@ -130,6 +134,7 @@ fn parse_page(text: &str, url: &Url) -> RemoteListing {
     RemoteListing {
         entries: tokenizer.sink.entries.into_inner(),
         is_complete: true,
+        is_page: true,
     }
 }
 

@@ -126,7 +126,7 @@ async fn start(args: SyncArgs) -> Result<TransferExit, TransferFailure> {
     let (stop, stopped) = watch::channel(false);
     stop_on_signal(stop).map_err(|error| TransferFailure::error(format!("signals: {error}")))?;
     args.how.announce_deadline(&order);
-    let scheduler = args.how.scheduler();
+    let scheduler = args.how.scheduler(&links)?;
     let rates = MeasuredRates::restore(&scheduler, &links.borrow());
     let transfers = FileTransfers {
         order,
