@@ -17,12 +17,12 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use cedos_lab_scenario::Scenario;
+use cedos_lab_scenario::{Scenario, TextTable};
 use serde::Serialize;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::bottleneck::Bottlenecks;
-use crate::meter::Plan;
+use crate::meter::MeterPlan;
 use crate::peers::{self, BenchPeer};
 use crate::placement::ProcessPlacement;
 use crate::process::{self, Process, own_program};
@@ -32,7 +32,7 @@ const GRACE: Duration = Duration::from_secs(3);
 /// An object that takes longer is given up.
 const OBJECT_MAX: Duration = Duration::from_secs(30);
 
-/// Options of the verb.
+/// Options of `bench bloat`.
 #[derive(clap::Args)]
 pub struct BloatOptions {
     /// The scenario file whose first link is used
@@ -136,7 +136,7 @@ fn measure(
 ) -> Result<Vec<BloatRow>> {
     let rtt_min_ms = scenario.rtt_ms();
     let seconds = Duration::try_from_secs_f64(options.seconds).context("--seconds")?;
-    let plan = Plan {
+    let plan = MeterPlan {
         warm_up: Duration::ZERO,
         window: seconds,
         grace: GRACE,
@@ -286,22 +286,19 @@ fn fetch_one(options: &FetchOptions) -> Result<u64> {
 }
 
 fn print(rows: &[BloatRow]) {
-    println!(
-        "  {:18} {:>8} {:>8} {:>8} {:>10}",
-        "", "Mb/s", "RTT ms", "by min", "object ms"
-    );
+    let mut table = TextTable::with_notes(["", "Mb/s", "RTT ms", "by min", "object ms", ""]);
     let cell = |figure: Option<f64>, digits: usize| {
         figure.map_or("-".to_owned(), |figure| format!("{figure:.digits$}"))
     };
     for row in rows {
-        println!(
-            "  {:18} {:>8} {:>8} {:>8} {:>10} {}",
-            row.peer,
+        table.row([
+            row.peer.to_owned(),
             cell(row.mbps, 2),
             cell(row.rtt_ms, 0),
             cell(row.rtt_by_min, 2),
             cell(row.object_ms, 0),
-            row.missing.as_deref().unwrap_or(""),
-        );
+            row.missing.clone().unwrap_or_default(),
+        ]);
     }
+    println!("{}", table.to_text());
 }

@@ -20,7 +20,7 @@ use crate::placement::ProcessPlacement;
 
 /// The properties of a bottleneck.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Shape {
+pub struct BottleneckShape {
     /// Rate of whole IP packets, each way.
     pub mbps: f64,
     /// Round trip without queueing.
@@ -31,7 +31,7 @@ pub struct Shape {
     pub queue_bdp: f64,
 }
 
-impl Shape {
+impl BottleneckShape {
     /// The bytes in flight when the path is just full.
     pub fn bdp_bytes(&self) -> f64 {
         self.mbps * 1e6 / 8.0 * self.rtt_ms / 1e3
@@ -77,7 +77,7 @@ pub struct Bottlenecks {
 
 impl Bottlenecks {
     /// Makes this many bottlenecks. [`cedos_lab_emu::enter`] must be called before.
-    pub fn make(shape: &Shape, lanes: usize, seed: u64) -> Result<Self> {
+    pub fn make(shape: &BottleneckShape, lanes: usize, seed: u64) -> Result<Self> {
         let scenario = Scenario::parse("bottleneck", &shape.scenario(lanes, seed), &mut |name| {
             unreachable!("{name}: this scenario reads no files")
         })?;
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn a_queue_is_counted_in_what_fills_the_path() {
-        let shape = Shape {
+        let shape = BottleneckShape {
             mbps: 20.0,
             rtt_ms: 50.0,
             loss: 0.001,

@@ -10,11 +10,12 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use cedos_lab_scenario::TextTable;
 use serde::Serialize;
 
-use crate::bottleneck::{Bottlenecks, Shape};
+use crate::bottleneck::{BottleneckShape, Bottlenecks};
 use crate::dtn;
-use crate::meter::Plan;
+use crate::meter::MeterPlan;
 use crate::peers;
 use crate::placement::ProcessPlacement;
 use crate::process::{self, Message, Process};
@@ -26,7 +27,7 @@ const UDT_SOURCE: &str = include_str!("../udt/flow.cpp");
 /// How many times longer an object may take than at the link's rate.
 const SLACK: f64 = 5.0;
 
-/// Options of the verb.
+/// Options of `bench bulk`.
 #[derive(clap::Args)]
 pub struct BulkOptions {
     /// Peers, separated by commas: those of `throughput`, udt and dtn
@@ -84,7 +85,7 @@ struct BulkRows {
 /// The network cannot be made, or a transfer failed.
 pub fn run(options: &BulkOptions) -> Result<()> {
     cedos_lab_emu::enter()?;
-    let shape = Shape {
+    let shape = BottleneckShape {
         mbps: options.mbps,
         rtt_ms: options.rtt_ms,
         loss: options.loss / 100.0,
@@ -141,8 +142,8 @@ fn full(options: &BulkOptions) -> f64 {
     options.bytes as f64 * 8.0 / (options.mbps * 1e6)
 }
 
-fn plan(options: &BulkOptions) -> Result<Plan> {
-    Ok(Plan {
+fn plan(options: &BulkOptions) -> Result<MeterPlan> {
+    Ok(MeterPlan {
         warm_up: Duration::ZERO,
         window: Duration::try_from_secs_f64(full(options) * SLACK)?,
         grace: Duration::ZERO,
@@ -151,13 +152,13 @@ fn plan(options: &BulkOptions) -> Result<Plan> {
 }
 
 /// Sender and receiver, and another process of the sender.
-type Begun = ((Process, Process), Option<u32>);
+type StartedTransfer = ((Process, Process), Option<u32>);
 
 fn measure(
     name: &str,
-    shape: &Shape,
+    shape: &BottleneckShape,
     options: &BulkOptions,
-    start: impl FnOnce(&dyn ProcessPlacement) -> Result<Begun>,
+    start: impl FnOnce(&dyn ProcessPlacement) -> Result<StartedTransfer>,
 ) -> Result<BulkRow> {
     let bottlenecks = Bottlenecks::make(shape, 1, 1)?;
     let lane = bottlenecks.lane(0);
@@ -269,25 +270,28 @@ fn start_udt(
 
 fn print(rows: &BulkRows) {
     println!("{} MB over {}\n", rows.bytes as f64 / 1e6, rows.network);
-    println!(
-        "  {:13} {:>7} {:>8} {:>15} {:>15}",
-        "", "Mb/s", "seconds", "CPU-s, receiver", "CPU-s, sender"
-    );
+    let mut table = TextTable::with_notes([
+        "",
+        "Mb/s",
+        "seconds",
+        "CPU-s, receiver",
+        "CPU-s, sender",
+        "",
+    ]);
     for row in &rows.rows {
-        match (
-            &row.missing,
-            row.mbps,
-            row.seconds,
-            row.rcv_cpu_s,
-            row.snd_cpu_s,
-        ) {
-            (None, Some(mbps), Some(seconds), Some(rcv), Some(snd)) => println!(
-                "  {:13} {mbps:>7.1} {seconds:>8.1} {rcv:>15.2} {snd:>15.2}   {}",
-                row.peer, row.notes
-            ),
-            (why, ..) => println!("  {:13} {}", row.peer, why.as_deref().unwrap_or("-")),
-        }
+        let cell = |figure: Option<f64>, digits: usize| {
+            figure.map_or_else(String::new, |figure| format!("{figure:.digits$}"))
+        };
+        table.row([
+            row.peer.to_owned(),
+            cell(row.mbps, 1),
+            cell(row.seconds, 1),
+            cell(row.rcv_cpu_s, 2),
+            cell(row.snd_cpu_s, 2),
+            row.missing.clone().unwrap_or_else(|| row.notes.clone()),
+        ]);
     }
+    println!("{}", table.to_text());
 }
 
 #[cfg(test)]

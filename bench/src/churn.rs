@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use crate::churn_hosts::Hosts;
+use crate::churn_hosts::ChurnHosts;
 use crate::churn_server::ChurnServerInfo;
 use crate::jain;
 use crate::placement::ProcessPlacement;
@@ -36,7 +36,7 @@ const SHARE: usize = 10;
 /// The time allowed for handshakes and everything else beside the minutes.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Options of the verb.
+/// Options of `bench churn`.
 #[derive(clap::Args, Clone)]
 pub struct ChurnOptions {
     /// Hosts, each with its own key, session and flow
@@ -82,7 +82,7 @@ pub struct HostsOptions {
 
 /// The results of one minute.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Minute {
+struct ChurnMinute {
     /// The number of active flows at the end of the minute.
     active: usize,
     /// The number of flows active during the whole minute.
@@ -96,12 +96,12 @@ struct Minute {
     server_cpu_s: f64,
 }
 
-/// The result.
+/// The result of `bench churn`.
 #[derive(Debug, Serialize, Deserialize)]
 struct ChurnReport {
     flows: usize,
     nodes: usize,
-    /// Goodput of all flows with churn, as a fraction of that without.
+    /// Goodput of all flows with churn, as a fraction of their goodput without churn.
     goodput_ratio: f64,
     /// The minimum over all minutes with churn in which any host was active throughout.
     jain: f64,
@@ -118,11 +118,11 @@ struct ChurnReport {
     /// seconds.
     server_cpu_s_per_gb_without_churn: f64,
     server_cpu_s_per_gb: f64,
-    /// From the first SYN to the last session.
+    /// The time from the first SYN until all sessions are established.
     calling_s: f64,
     unsent: u64,
-    baseline: Vec<Minute>,
-    minutes: Vec<Minute>,
+    baseline: Vec<ChurnMinute>,
+    minutes: Vec<ChurnMinute>,
 }
 
 /// Measures and prints.
@@ -217,7 +217,7 @@ pub fn hosts(options: &HostsOptions) -> Result<()> {
 
 async fn live(options: &ChurnOptions, card: &ChurnServerInfo) -> Result<ChurnReport> {
     let length = minute(options)?;
-    let mut hosts = Hosts::make(options.flows, options.window_bytes, card)?;
+    let mut hosts = ChurnHosts::make(options.flows, options.window_bytes, card)?;
     let begun = Instant::now();
     hosts.call_all().await?;
     let calling_s = begun.elapsed().as_secs_f64();
@@ -232,7 +232,7 @@ async fn live(options: &ChurnOptions, card: &ChurnServerInfo) -> Result<ChurnRep
     // The first to leave are the first to come back.
     let mut silent = std::collections::VecDeque::new();
     let mut leaving = 0..options.flows as u32;
-    let mut minutes: Vec<Minute> = Vec::new();
+    let mut minutes: Vec<ChurnMinute> = Vec::new();
     let mut active = options.flows;
     for count in plan(options) {
         if count >= active {
@@ -258,11 +258,11 @@ async fn live(options: &ChurnOptions, card: &ChurnServerInfo) -> Result<ChurnRep
 
 /// Lets a minute pass, in which the hosts of `coming` come one by one, and returns its results.
 async fn pass(
-    hosts: &mut Hosts,
+    hosts: &mut ChurnHosts,
     length: Duration,
     card: &ChurnServerInfo,
     coming: &[u32],
-) -> Result<Minute> {
+) -> Result<ChurnMinute> {
     let (before, at) = (hosts.bytes(), Instant::now());
     let cpu_before = cpu_s(card)?;
     let throughout = hosts.active();
@@ -281,7 +281,7 @@ async fn pass(
     let of_active: Vec<f64> = (grown.iter().zip(throughout))
         .filter_map(|(bytes, active)| active.then_some(*bytes))
         .collect();
-    let minute = Minute {
+    let minute = ChurnMinute {
         active: hosts.active().iter().filter(|active| **active).count(),
         throughout: of_active.len(),
         mbps: grown.iter().sum::<f64>() * 8.0 / 1e6 / seconds,
@@ -334,23 +334,24 @@ impl ChurnReport {
         length: Duration,
         calling_s: f64,
         unsent: u64,
-        baseline: Vec<Minute>,
-        minutes: Vec<Minute>,
+        baseline: Vec<ChurnMinute>,
+        minutes: Vec<ChurnMinute>,
     ) -> Result<ChurnReport> {
-        let mean =
-            |of: &[Minute], f: fn(&Minute) -> f64| of.iter().map(f).sum::<f64>() / of.len() as f64;
+        let mean = |of: &[ChurnMinute], f: fn(&ChurnMinute) -> f64| {
+            of.iter().map(f).sum::<f64>() / of.len() as f64
+        };
         // A minute in which no bytes arrived is not fair. In the minute when the first hosts are
         // back no flow was active throughout, and there is no index.
-        let shared: Vec<Minute> = (minutes.iter().filter(|m| m.throughout > 0))
+        let shared: Vec<ChurnMinute> = (minutes.iter().filter(|m| m.throughout > 0))
             .cloned()
             .collect();
-        let jain = |minute: &Minute| minute.jain.unwrap_or(0.0);
+        let jain = |minute: &ChurnMinute| minute.jain.unwrap_or(0.0);
         let (without, with) = (mean(&baseline, |m| m.mbps), mean(&minutes, |m| m.mbps));
         if without <= 0.0 {
             bail!("nothing came through without churn");
         }
         // The time of all minutes over the bytes of all, which have equal lengths.
-        let per_gb = |of: &[Minute]| {
+        let per_gb = |of: &[ChurnMinute]| {
             let gb = mean(of, |m| m.mbps) * 1e6 / 8.0 * length.as_secs_f64() / 1e9;
             mean(of, |m| m.server_cpu_s) / gb
         };
@@ -450,7 +451,7 @@ mod tests {
 
     #[test]
     fn the_worst_minute_is_what_counts_for_fairness() {
-        let minute = |mbps, jain| Minute {
+        let minute = |mbps, jain| ChurnMinute {
             active: 10,
             throughout: 9,
             mbps,

@@ -54,7 +54,7 @@ fn request(origin: SocketAddr) -> Bytes {
     format!("GET http://{origin}/ HTTP/1.1\r\nhost: {origin}\r\n\r\n").into()
 }
 
-/// One host.
+/// A host of the run, with its session and its place in the schedule.
 struct ChurnHost {
     core: Endpoint,
     session: SessionId,
@@ -67,7 +67,7 @@ struct ChurnHost {
 }
 
 /// All hosts of the run.
-pub struct Hosts {
+pub struct ChurnHosts {
     clock: EmuClock,
     hosts: Vec<ChurnHost>,
     sockets: Vec<LinkSocket>,
@@ -85,14 +85,14 @@ pub struct Hosts {
     fault: Option<String>,
 }
 
-impl Hosts {
+impl ChurnHosts {
     /// Makes the hosts; nothing is sent yet. `window_bytes`: how much each allows the server to
     /// send.
     pub fn make(
         count: usize,
         window_bytes: u64,
         card: &churn_server::ChurnServerInfo,
-    ) -> Result<Hosts> {
+    ) -> Result<ChurnHosts> {
         let config = EndpointConfig {
             flow_window: window_bytes,
             session_window: window_bytes,
@@ -124,7 +124,7 @@ impl Hosts {
             .map(|_| LinkSocket::bind(&BindOptions::at((Ipv4Addr::UNSPECIFIED, 0).into())))
             .collect::<Result<_, _>>()
             .context("no sockets for the hosts")?;
-        Ok(Hosts {
+        Ok(ChurnHosts {
             clock,
             hosts: hosts.collect(),
             sockets,
@@ -258,7 +258,7 @@ impl Hosts {
         self.check()
     }
 
-    async fn live_until(&mut self, mut is_done: impl FnMut(&Hosts) -> bool) -> Result<()> {
+    async fn live_until(&mut self, mut is_done: impl FnMut(&ChurnHosts) -> bool) -> Result<()> {
         let patience = tokio::time::sleep(HANDSHAKE_WITHIN);
         tokio::pin!(patience);
         std::future::poll_fn(|cx| {

@@ -35,7 +35,7 @@ pub struct ChurnServerOptions {
     /// The number of proxies
     #[arg(long)]
     nodes: usize,
-    /// The address on which they listen
+    /// The address on which the nodes listen
     #[arg(long)]
     address: IpAddr,
     /// Bytes of the object

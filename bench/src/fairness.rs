@@ -7,10 +7,11 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use cedos_lab_scenario::TextTable;
 use serde::Serialize;
 
-use crate::bottleneck::{Bottlenecks, Shape};
-use crate::fairness_flows::{Shares, SourceCard};
+use crate::bottleneck::{BottleneckShape, Bottlenecks};
+use crate::fairness_flows::{FlowBytes, SourceCard};
 use crate::jain;
 use crate::median::{median, spread};
 use crate::process::{Process, own_program};
@@ -55,7 +56,7 @@ const CASES: [FairnessCase; 5] = [
     },
 ];
 
-/// Options of the verb.
+/// Options of `bench fairness`.
 #[derive(clap::Args)]
 pub struct FairnessOptions {
     /// Cases, separated by commas: tcp, d2tp, mixed, d2tp-one-session, mixed-one-session, or all
@@ -140,7 +141,7 @@ pub fn run(options: &FairnessOptions) -> Result<()> {
     let cases = chosen(&options.cases)?;
     // Before any thread exists.
     cedos_lab_emu::enter()?;
-    let shape = Shape {
+    let shape = BottleneckShape {
         mbps: options.mbps,
         rtt_ms: options.rtt_ms,
         loss: 0.0,
@@ -209,7 +210,11 @@ impl FairnessCase {
     }
 }
 
-fn measure(case: &FairnessCase, options: &FairnessOptions, shape: &Shape) -> Result<FairnessRound> {
+fn measure(
+    case: &FairnessCase,
+    options: &FairnessOptions,
+    shape: &BottleneckShape,
+) -> Result<FairnessRound> {
     let bottleneck = Bottlenecks::make(shape, 1, 1)?;
     let mut source = own_program("fairness-source")?;
     source.args(["--address", &Bottlenecks::sender_address().to_string()]);
@@ -230,14 +235,14 @@ fn measure(case: &FairnessCase, options: &FairnessOptions, shape: &Shape) -> Res
         .args(["--seconds", &options.seconds.to_string()]);
     let sink = Process::new(bottleneck.receivers().spawn(sink)?, "sink")?;
     let plan = Duration::try_from_secs_f64(options.warm_up + options.seconds)?;
-    let shares: Shares = sink.hear(plan + PATIENCE)?;
+    let shares: FlowBytes = sink.hear(plan + PATIENCE)?;
     bottleneck.check()?;
     let (offered, queue_full, _) = bottleneck.dropped();
     FairnessRound::of(case, &shares, queue_full as f64 / offered.max(1) as f64)
 }
 
 impl FairnessRound {
-    fn of(case: &FairnessCase, shares: &Shares, queue_full: f64) -> Result<FairnessRound> {
+    fn of(case: &FairnessCase, shares: &FlowBytes, queue_full: f64) -> Result<FairnessRound> {
         let tcp: Vec<f64> = shares.tcp.iter().map(|b| *b as f64).collect();
         let d2tp: Vec<f64> = shares.d2tp.iter().map(|b| *b as f64).collect();
         let total = |of: &[f64]| of.iter().fold(0.0, |sum, bytes| sum + bytes);
@@ -294,8 +299,7 @@ impl FairnessRow {
 
 fn print(rows: &FairnessRows) {
     println!("{}\n{}\n", rows.network, rows.conditions);
-    println!(
-        "  {:18} {:>4} {:>9} {:>6}  {:>5} {:>15}  {:>9} {:>15}  {:>6} {:>6} {:>10}",
+    let mut table = TextTable::new([
         "case",
         "TCP",
         "sessions",
@@ -306,34 +310,34 @@ fn print(rows: &FairnessRows) {
         "(min … max)",
         "Mb/s",
         "drops",
-        "in session"
-    );
+        "in session",
+    ]);
     for row in &rows.rows {
         let range = |(low, high): (f64, f64)| format!("({low:.3} … {high:.3})");
-        println!(
-            "  {:18} {:>4} {:>9} {:>6}  {:>5.3} {:>15}  {:>9.3} {:>15}  {:>6.1} {:>5.1}% {:>10}",
-            row.case,
-            row.tcp,
-            row.sessions,
-            row.d2tp_flows,
-            row.jain,
+        table.row([
+            row.case.to_string(),
+            row.tcp.to_string(),
+            row.sessions.to_string(),
+            row.d2tp_flows.to_string(),
+            format!("{:.3}", row.jain),
             range(row.jain_range),
-            row.tcp_share,
+            format!("{:.3}", row.tcp_share),
             range(row.tcp_share_range),
-            row.mbps,
-            row.queue_full * 100.0,
+            format!("{:.1}", row.mbps),
+            format!("{:.1}%", row.queue_full * 100.0),
             row.jain_in_session
                 .map_or("-".to_owned(), |j| format!("{j:.3}")),
-        );
+        ]);
     }
+    println!("{}", table.to_text());
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn shares(tcp: &[u64], d2tp: &[u64]) -> Shares {
-        Shares {
+    fn shares(tcp: &[u64], d2tp: &[u64]) -> FlowBytes {
+        FlowBytes {
             tcp: tcp.to_vec(),
             d2tp: d2tp.to_vec(),
             seconds: 8.0,

@@ -49,7 +49,7 @@ pub struct SourceCard {
 
 /// The bytes of every flow in the counted time.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Shares {
+pub struct FlowBytes {
     /// Bytes of each TCP connection.
     pub tcp: Vec<u64>,
     /// Bytes of each D2TP flow, session after session.
@@ -186,7 +186,7 @@ pub fn sink(options: &SinkOptions) -> Result<()> {
             let grown = |now: Vec<u64>, before: &[u64]| {
                 now.iter().zip(before).map(|(now, was)| now - was).collect()
             };
-            Shares {
+            FlowBytes {
                 tcp: grown(look(&tcp), &before.0),
                 d2tp: grown(look(&d2tp), &before.1),
                 seconds,
@@ -234,6 +234,7 @@ async fn call(card: &SourceCard, number: usize) -> Result<Device> {
             stream: None,
             nodes: Default::default(),
             requires_hybrid: false,
+            round_trip: None,
         },
         key: SecretKey::from_bytes(key),
         config: EndpointConfig::default(),

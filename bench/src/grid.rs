@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::bottleneck::{Bottlenecks, Shape};
+use crate::bottleneck::{BottleneckShape, Bottlenecks};
 use crate::grid_report::{Grid, GridCell};
-use crate::meter::Plan;
+use crate::meter::MeterPlan;
 use crate::peers::{self, BenchPeer};
 use crate::process;
 
@@ -29,7 +29,7 @@ const PEERS: [&str; 6] = [
 /// full is a second.
 const GRACE: Duration = Duration::from_millis(1500);
 
-/// Options of the verb.
+/// Options of `bench grid`.
 #[derive(clap::Args)]
 pub struct GridOptions {
     /// Round trips without queueing, in milliseconds
@@ -85,7 +85,7 @@ pub fn run(options: &GridOptions) -> Result<()> {
         bail!("no peer is left");
     }
     cedos_lab_emu::enter()?;
-    let plan = Plan {
+    let plan = MeterPlan {
         warm_up: Duration::try_from_secs_f64(options.warm_up).context("--warm-up")?,
         window: Duration::try_from_secs_f64(options.seconds).context("--seconds")?,
         grace: GRACE,
@@ -96,7 +96,7 @@ pub fn run(options: &GridOptions) -> Result<()> {
         let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
         grid.take_in(serde_json::from_str(&text).with_context(|| file.display().to_string())?)?;
     }
-    let cells: Vec<Shape> = shapes(options);
+    let cells: Vec<BottleneckShape> = shapes(options);
     for round in options.first_round..options.first_round + options.rounds {
         for (number, shape) in cells.iter().enumerate() {
             let rates = measure(shape, &peers, plan, round).with_context(|| shape.in_words())?;
@@ -126,12 +126,12 @@ pub fn run(options: &GridOptions) -> Result<()> {
     Ok(())
 }
 
-fn shapes(options: &GridOptions) -> Vec<Shape> {
+fn shapes(options: &GridOptions) -> Vec<BottleneckShape> {
     let mut all = Vec::new();
     for rtt_ms in &options.rtt_ms {
         for loss in &options.loss {
             for queue_bdp in &options.queue_bdp {
-                all.push(Shape {
+                all.push(BottleneckShape {
                     mbps: options.mbps,
                     rtt_ms: *rtt_ms,
                     loss: loss / 100.0,
@@ -145,9 +145,9 @@ fn shapes(options: &GridOptions) -> Vec<Shape> {
 
 /// Measures the payload rates of all peers at once, in Mb/s.
 fn measure(
-    shape: &Shape,
+    shape: &BottleneckShape,
     peers: &[Box<dyn BenchPeer>],
-    plan: Plan,
+    plan: MeterPlan,
     round: usize,
 ) -> Result<Vec<f64>> {
     let bottlenecks = Bottlenecks::make(shape, peers.len(), round as u64)?;

@@ -6,7 +6,7 @@ use std::fmt;
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::bottleneck::Shape;
+use crate::bottleneck::BottleneckShape;
 use crate::median::{median, spread};
 
 /// The name of D2TP, with which the other peers are compared.
@@ -30,7 +30,7 @@ pub struct GridCell {
 
 impl GridCell {
     /// The cell of a bottleneck.
-    pub fn of(shape: &Shape) -> GridCell {
+    pub fn of(shape: &BottleneckShape) -> GridCell {
         let whole = |x: f64| x.round() as u64;
         GridCell {
             rtt_us: whole(shape.rtt_ms * 1e3),
@@ -64,7 +64,7 @@ pub struct GridRow {
 
 /// The machine-readable result.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Json {
+pub struct GridJson {
     /// Rate of each bottleneck.
     mbps: f64,
     seconds: f64,
@@ -111,7 +111,7 @@ impl Grid {
     ///
     /// # Errors
     /// It was of another grid.
-    pub fn take_in(&mut self, json: Json) -> Result<()> {
+    pub fn take_in(&mut self, json: GridJson) -> Result<()> {
         ensure!(
             (json.mbps, json.seconds, json.warm_up) == (self.mbps, self.seconds, self.warm_up),
             "these results are of bottlenecks of {} Mb/s, counted for {} s after {} s, and this grid's \
@@ -121,7 +121,7 @@ impl Grid {
             json.warm_up
         );
         for row in json.rows {
-            let cell = GridCell::of(&Shape {
+            let cell = GridCell::of(&BottleneckShape {
                 mbps: json.mbps,
                 rtt_ms: row.rtt_ms,
                 loss: row.loss_percent / 100.0,
@@ -153,7 +153,7 @@ impl Grid {
     }
 
     /// The result for JSON.
-    pub fn to_json(&self) -> Json {
+    pub fn to_json(&self) -> GridJson {
         let rows = self.cells.iter().flat_map(|(cell, peers)| {
             self.peers.iter().filter_map(|peer| {
                 let rounds = peers.get(peer)?.clone();
@@ -182,7 +182,7 @@ impl Grid {
                 )
             })
             .collect();
-        Json {
+        GridJson {
             mbps: self.mbps,
             seconds: self.seconds,
             warm_up: self.warm_up,
@@ -249,8 +249,8 @@ impl fmt::Display for Grid {
 mod tests {
     use super::*;
 
-    fn shape(loss: f64) -> Shape {
-        Shape {
+    fn shape(loss: f64) -> BottleneckShape {
+        BottleneckShape {
             mbps: 20.0,
             rtt_ms: 50.0,
             loss,

@@ -8,10 +8,13 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use cedos_lab_scenario::TextTable;
 use d2tp_session::{HybridPolicy, SessionEvent};
 use serde::Serialize;
 
-use crate::handshake_hosts::{Crowd, READ_BEFORE_BYTES, flow_id, key_of, record_with_ticket};
+use crate::handshake_hosts::{
+    HandshakeHosts, READ_BEFORE_BYTES, flow_id, key_of, record_with_ticket,
+};
 use crate::handshake_server::{HandshakeServerProcess, cpu_s};
 use crate::idle_fill::fill;
 
@@ -24,7 +27,7 @@ const SOCKETS: usize = 4;
 /// The first number of hosts that wake, so that none of them has connected before.
 const SLEEPERS: u64 = 1 << 32;
 
-/// Options of the verb.
+/// Options of `bench handshake`.
 #[derive(clap::Args)]
 pub struct HandshakeOptions {
     /// The number of devices that make handshakes and of those that wake, in each round
@@ -41,7 +44,7 @@ pub struct HandshakeOptions {
     json: bool,
 }
 
-/// The results.
+/// The results of `bench handshake`.
 #[derive(Debug, Serialize)]
 struct HandshakeOutcome {
     handshakes_per_s: f64,
@@ -65,6 +68,54 @@ struct HandshakeOutcome {
     server_cpu_us_per_wake: f64,
     device_cpu_us_per_wake: f64,
     failed: u64,
+}
+
+impl HandshakeOutcome {
+    fn table(&self) -> String {
+        let mut table = TextTable::with_notes(["", "a second", "server µs", "device µs", ""]);
+        for (what, per_s, cpu_us, note) in [
+            (
+                "handshakes",
+                self.handshakes_per_s,
+                Some((
+                    self.server_cpu_us_per_handshake,
+                    self.device_cpu_us_per_handshake,
+                )),
+                "CPU for each",
+            ),
+            (
+                "with ML-KEM",
+                self.hybrid_per_s,
+                Some((self.server_cpu_us_per_hybrid, self.device_cpu_us_per_hybrid)),
+                "CPU for each",
+            ),
+            (
+                "wakes",
+                self.wakes_per_s,
+                Some((self.server_cpu_us_per_wake, self.device_cpu_us_per_wake)),
+                "CPU for each",
+            ),
+            (
+                "X25519 alone",
+                self.x25519_bound_per_s,
+                None,
+                "on two cores",
+            ),
+            ("and ML-KEM", self.hybrid_bound_per_s, None, "on two cores"),
+            ("quinn", self.quinn_per_s, None, ""),
+        ] {
+            let figure = |figure: f64| format!("{figure:.0}");
+            let (server, device) = cpu_us.unzip();
+            table.row([
+                what.to_owned(),
+                figure(per_s),
+                server.map(figure).unwrap_or_default(),
+                device.map(figure).unwrap_or_default(),
+                note.to_owned(),
+            ]);
+        }
+        table.to_text()
+    }
 }
 
 /// What the devices of a round do.
@@ -123,26 +174,7 @@ pub fn run(options: &HandshakeOptions) -> Result<()> {
     if options.json {
         println!("{}", serde_json::to_string(&outcome)?);
     } else {
-        println!(
-            "handshakes   {:>7.0} a second   (CPU: server {:.0} µs, device {:.0} µs each)\n\
-             with ML-KEM  {:>7.0} a second   (CPU: server {:.0} µs, device {:.0} µs each)\n\
-             wakes        {:>7.0} a second   (CPU: server {:.0} µs, device {:.0} µs each)\n\
-             X25519 alone {:>7.0} a second   on two cores\n\
-             and ML-KEM   {:>7.0} a second   on two cores\n\
-             quinn        {:>7.0} a second",
-            outcome.handshakes_per_s,
-            outcome.server_cpu_us_per_handshake,
-            outcome.device_cpu_us_per_handshake,
-            outcome.hybrid_per_s,
-            outcome.server_cpu_us_per_hybrid,
-            outcome.device_cpu_us_per_hybrid,
-            outcome.wakes_per_s,
-            outcome.server_cpu_us_per_wake,
-            outcome.device_cpu_us_per_wake,
-            outcome.x25519_bound_per_s,
-            outcome.hybrid_bound_per_s,
-            outcome.quinn_per_s,
-        );
+        println!("{}", outcome.table());
     }
     ensure!(failed == 0, "{failed} devices did not get through");
     Ok(())
@@ -179,7 +211,7 @@ fn round(options: &HandshakeOptions, kind: RoundKind) -> Result<HandshakeRound> 
         RoundKind::Handshake | RoundKind::Wake => HybridPolicy::Off,
     };
     let key = HandshakeServerProcess::key();
-    let mut crowd = Crowd::new(serving.address, key, SOCKETS, policy)?;
+    let mut crowd = HandshakeHosts::new(serving.address, key, SOCKETS, policy)?;
     let (mut under_way, mut done) = (HashMap::new(), 0);
     let mut told = Vec::new();
     let server_before = serving.figures()?.cpu_s;
@@ -236,7 +268,7 @@ fn round(options: &HandshakeOptions, kind: RoundKind) -> Result<HandshakeRound> 
 }
 
 /// Whether a byte has arrived since the sleep.
-fn has_more(crowd: &mut Crowd, place: usize) -> bool {
+fn has_more(crowd: &mut HandshakeHosts, place: usize) -> bool {
     let received = |s: &mut d2tp_session::Session| s.read(flow_id(), usize::MAX).is_ok();
     crowd
         .host(place)

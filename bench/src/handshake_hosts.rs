@@ -3,7 +3,7 @@
 //! ```text
 //!  host 0 … host n    each an `Endpoint` with one session, as on its own device
 //!      ╲  │  ╱
-//!   socket 0 … k      the connection id of a datagram identifies the host
+//!   socket 0 … k      the connection id of a datagram identifies the host: its own, or in UNKNOWN the server's
 //! ```
 //!
 //! A driver for each would need as many tasks and timers; here one loop runs all of them.
@@ -50,6 +50,8 @@ pub fn content(number: u64, offset: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
+/// SplitMix64's output for state `n`: a byte of a content follows from its offset, without a
+/// generator's state for each of a million hosts.
 fn mix(n: u64) -> u64 {
     let mut z = n.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -128,13 +130,15 @@ pub fn record_of(role: Role, peer: PublicKey, number: u64) -> SessionRecord {
     }
 }
 
-/// One device.
+/// A device with an endpoint of its own.
 pub struct HandshakeHost {
     /// The number of the host.
     pub number: u64,
     core: Endpoint,
     session: SessionId,
     cids: Vec<[u8; 8]>,
+    /// The connection ids to which the host sends: UNKNOWN comes with one of them.
+    peer_cids: Vec<[u8; 8]>,
     timer: Time,
 }
 
@@ -150,8 +154,8 @@ impl HandshakeHost {
     }
 }
 
-/// All devices of the run.
-pub struct Crowd {
+/// All devices of the run, on shared sockets.
+pub struct HandshakeHosts {
     server: SocketAddr,
     server_key: PublicKey,
     config: EndpointConfig,
@@ -168,7 +172,7 @@ pub struct Crowd {
     spoke: Vec<usize>,
 }
 
-impl Crowd {
+impl HandshakeHosts {
     /// Creates an empty crowd with `sockets` sockets to the server. Its hosts agree keys by ML-KEM or not.
     ///
     /// # Errors
@@ -178,7 +182,7 @@ impl Crowd {
         server_key: PublicKey,
         sockets: usize,
         hybrid: HybridPolicy,
-    ) -> Result<Crowd> {
+    ) -> Result<HandshakeHosts> {
         // A window of what a sleeper has read before: the server holds the rest back.
         let config = EndpointConfig {
             flow_window: READ_BEFORE_BYTES,
@@ -186,7 +190,7 @@ impl Crowd {
             hybrid,
             ..EndpointConfig::default()
         };
-        Crowd::with_config(server, server_key, sockets, config)
+        HandshakeHosts::with_config(server, server_key, sockets, config)
     }
 
     /// Creates an empty crowd with `sockets` sockets to the server, and these settings for every
@@ -199,7 +203,7 @@ impl Crowd {
         server_key: PublicKey,
         sockets: usize,
         config: EndpointConfig,
-    ) -> Result<Crowd> {
+    ) -> Result<HandshakeHosts> {
         let open = |_| -> Result<_> {
             let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
             socket.set_nonblocking(true)?;
@@ -209,7 +213,7 @@ impl Crowd {
             let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
             Ok((socket, state))
         };
-        Ok(Crowd {
+        Ok(HandshakeHosts {
             server,
             server_key,
             config,
@@ -301,6 +305,7 @@ impl Crowd {
             core,
             session,
             cids: Vec::new(),
+            peer_cids: Vec::new(),
             timer: Time::NEVER,
         };
         let place = match self.free.pop() {
@@ -321,7 +326,7 @@ impl Crowd {
     pub fn drop_host(&mut self, place: usize) {
         if let Some(host) = self.hosts.get_mut(place).and_then(Option::take) {
             self.timers.remove(&(host.timer, place));
-            for cid in host.cids {
+            for cid in host.cids.into_iter().chain(host.peer_cids) {
                 self.by_cid.remove(&cid);
             }
             self.free.push(place);
@@ -336,11 +341,14 @@ impl Crowd {
         self.spoke.push(place);
         while let Some(transmit) = host.core.poll_transmit(now, &mut self.out) {
             let bytes = &self.out[..transmit.len];
-            if HANDSHAKE_KINDS.contains(&(bytes[0] >> 5)) {
-                let cid: [u8; 8] = bytes[1..9].try_into().expect("eight bytes");
-                if self.by_cid.insert(cid, place).is_none() {
-                    host.cids.push(cid);
-                }
+            let cid: [u8; 8] = bytes[1..9].try_into().expect("eight bytes");
+            let known = match HANDSHAKE_KINDS.contains(&(bytes[0] >> 5)) {
+                true => &mut host.cids,
+                false => &mut host.peer_cids,
+            };
+            if !known.contains(&cid) {
+                known.push(cid);
+                self.by_cid.insert(cid, place);
             }
             let (socket, state) = &self.sockets[transmit.link.0 as usize];
             for datagram in bytes.chunks(transmit.segment.max(1)) {
@@ -484,6 +492,87 @@ mod tests {
         assert_eq!(SessionRecord::decode(&ours.encode()), Ok(ours));
         let theirs = record_of(Role::Responder, key_of(7).public(), 7);
         assert_eq!(SessionRecord::decode(&theirs.encode()), Ok(theirs));
+    }
+
+    /// A server whose sessions are lost when it is made again, with the same key and secrets.
+    fn server(key: &SecretKey) -> Endpoint {
+        let config = EndpointConfig::default();
+        Endpoint::new(
+            config,
+            key.clone(),
+            Admission::Anybody,
+            [1; 32],
+            TICKET_SEED,
+        )
+    }
+
+    /// Lets server and hosts exchange datagrams until `is_so` is true of the host at `place`.
+    fn exchange(
+        server: &mut Endpoint,
+        socket: &UdpSocket,
+        hosts: &mut HandshakeHosts,
+        place: usize,
+        is_so: impl Fn(&mut Session) -> bool,
+    ) {
+        let begun = Instant::now();
+        let mut buffer = [0; 65_536];
+        while !hosts
+            .host(place)
+            .and_then(|host| host.with(&is_so))
+            .unwrap()
+        {
+            assert!(begun.elapsed() < Duration::from_secs(90), "never");
+            let now = hosts.now();
+            while let Ok((n, remote)) = socket.recv_from(&mut buffer) {
+                let addresses = Addresses {
+                    link: LinkId(0),
+                    local: None,
+                    remote,
+                };
+                let bytes = &mut buffer[..n];
+                server.handle_datagram(now, IncomingDatagram { addresses, bytes });
+            }
+            while let Some(transmit) = server.poll_transmit(now, &mut buffer) {
+                for datagram in buffer[..transmit.len].chunks(transmit.segment.max(1)) {
+                    socket.send_to(datagram, transmit.remote).unwrap();
+                }
+            }
+            hosts
+                .turn(Duration::from_millis(1), &mut Vec::new())
+                .unwrap();
+        }
+    }
+
+    #[test]
+    fn a_host_whose_server_forgot_its_session_hears_that_and_begins_a_new_one() {
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let key = key_of(9);
+        let mut hosts = HandshakeHosts::new(
+            socket.local_addr().unwrap(),
+            key.public(),
+            1,
+            HybridPolicy::Offered,
+        )
+        .unwrap();
+        let place = hosts.begin(1, key_of(1), |s| {
+            let id = s.open(FlowOptions::default()).unwrap();
+            s.write(id, vec![7; 10].into()).unwrap();
+        });
+        let mut before = server(&key);
+        exchange(&mut before, &socket, &mut hosts, place, |s| {
+            s.is_flushed(flow_id())
+        });
+        let mut after = server(&key);
+        let now = hosts.now();
+        hosts.host(place).unwrap().with(|s| {
+            s.write(flow_id(), vec![7; 10].into()).unwrap();
+        });
+        hosts.pump(place, now);
+        // The new server does not know the flow.
+        exchange(&mut after, &socket, &mut hosts, place, |s| {
+            s.flow_ids().is_empty()
+        });
     }
 
     #[test]

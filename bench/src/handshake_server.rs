@@ -32,7 +32,7 @@ use crate::handshake_hosts::{FLOW_BYTES, content, key_of};
 /// The server's own number among the keys.
 pub const SERVER: u64 = u64::MAX / 8;
 
-/// Options of the hidden verb.
+/// Options of the hidden verb that runs a server of hibernated sessions.
 #[derive(clap::Args)]
 pub struct HandshakeServerOptions {
     /// The path of its journal
@@ -50,7 +50,7 @@ pub struct HandshakeServerOptions {
 /// What the server reports once it listens.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Listening {
-    /// Where.
+    /// The server's address.
     pub address: SocketAddr,
     /// The process id of the server.
     pub pid: u32,
@@ -233,7 +233,7 @@ pub struct HandshakeServerProcess {
     child: Child,
     stdin: ChildStdin,
     stdout: std::io::BufReader<ChildStdout>,
-    /// The address on which it listens.
+    /// The address on which the server listens.
     pub address: SocketAddr,
 }
 

@@ -46,7 +46,7 @@ const HOSTILE_NICE: i32 = 10;
 /// The share of goodput that honest clients must keep.
 const GOODPUT_MIN: f64 = 0.95;
 
-/// Options of the verb.
+/// Options of `bench hostile`.
 #[derive(clap::Args)]
 pub struct HostileOptions {
     /// Kinds to run, such as `sparse-pieces` [default: all]

@@ -26,7 +26,8 @@ use rand::{Rng, SeedableRng};
 use serde::Serialize;
 
 use crate::handshake_hosts::{
-    Crowd, DEADLINE, FLOW_BYTES, READ_BEFORE_BYTES, content, flow_id, key_of, record_with_ticket,
+    DEADLINE, FLOW_BYTES, HandshakeHosts, READ_BEFORE_BYTES, content, flow_id, key_of,
+    record_with_ticket,
 };
 use crate::handshake_server::{HandshakeServerFigures, HandshakeServerProcess};
 use crate::idle_fill::fill;
@@ -44,7 +45,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Wakes per second in a storm in which a tenth of a million devices comes back within a minute.
 const STORM_PER_S: f64 = 1_667.0;
 
-/// Options of the verb.
+/// Options of `bench idle`.
 #[derive(clap::Args)]
 pub struct IdleOptions {
     /// Sleeping flows, each of its own host
@@ -53,7 +54,7 @@ pub struct IdleOptions {
     /// How many sessions hibernate by real exchanges; the rest is written to the journal in bulk
     #[arg(long, default_value_t = 10_000)]
     real: u64,
-    /// Sleepers, chosen at random, that wake and whose bytes are verified
+    /// Hibernated devices, chosen at random, that wake and whose bytes are verified
     #[arg(long, default_value_t = 1_000)]
     wake: u64,
     /// The length of the storm in seconds; 0 omits it
@@ -76,7 +77,7 @@ pub struct IdleOptions {
     json: bool,
 }
 
-/// The results.
+/// The results of `bench idle`.
 #[derive(Debug, Default, Serialize)]
 struct IdleOutcome {
     flows: u64,
@@ -89,13 +90,13 @@ struct IdleOutcome {
     bytes_per_flow: f64,
     rss_bytes_empty: u64,
     disk_bytes: u64,
-    storm: Option<Storm>,
-    reload: Option<Reload>,
-    live: Option<Live>,
+    storm: Option<WakeStormReport>,
+    reload: Option<RestartReport>,
+    live: Option<LiveSessionsReport>,
 }
 
 #[derive(Debug, Serialize)]
-struct Storm {
+struct WakeStormReport {
     seconds: f64,
     per_s: f64,
     woken: u64,
@@ -107,16 +108,16 @@ struct Storm {
 }
 
 #[derive(Debug, Serialize)]
-struct Reload {
-    /// From the kill until the new process has a socket.
+struct RestartReport {
+    /// The time from the kill until the new process has a socket.
     listening_s: f64,
-    /// From the kill to the first byte of the first sleeper that came back.
+    /// The time from the kill to the first byte of the first hibernated device that came back.
     first_answer_s: f64,
-    /// From the kill to the first answer to a new device.
+    /// The time from the kill to the first answer to a new device.
     first_new_s: f64,
-    /// From the kill until all sleepers were known.
+    /// The time from the kill until all hibernated devices were known.
     all_known_s: f64,
-    /// Sleepers that woke before all were known, and those whose bytes were correct.
+    /// Hibernated devices that woke before all were known, and those whose bytes were correct.
     woken: u64,
     ok: u64,
     rss_bytes: u64,
@@ -124,7 +125,7 @@ struct Reload {
 }
 
 #[derive(Debug, Serialize)]
-struct Live {
+struct LiveSessionsReport {
     sessions: u64,
     /// The resident memory of each session just after its last exchange.
     bytes_each: f64,
@@ -133,7 +134,7 @@ struct Live {
 }
 
 /// A device that wakes, and its progress.
-struct Waking {
+struct WakingDevice {
     number: u64,
     at: u64,
     right: bool,
@@ -143,16 +144,16 @@ struct Waking {
 
 /// Makes one device wake; returns its place in the crowd.
 fn begin_waking(
-    crowd: &mut Crowd,
-    sleepers: &mut Sleepers,
+    crowd: &mut HandshakeHosts,
+    sleepers: &mut HibernatedDevices,
     number: u64,
     key: SecretKey,
     due: Instant,
-) -> Result<(usize, Waking)> {
+) -> Result<(usize, WakingDevice)> {
     let epoch = sleepers.next_epoch(number);
     let record = sleepers.record(number, &key);
     let place = crowd.wake(number, key, &record, epoch)?;
-    let waking = Waking {
+    let waking = WakingDevice {
         number,
         at: READ_BEFORE_BYTES,
         right: true,
@@ -164,7 +165,7 @@ fn begin_waking(
 
 /// The results of wakes.
 #[derive(Default)]
-struct Woken {
+struct WakeResults {
     ok: u64,
     all: u64,
     first: Vec<Duration>,
@@ -173,12 +174,12 @@ struct Woken {
 
 /// The devices' side of the sleepers: those that hibernated by real exchanges have their own
 /// records.
-struct Sleepers {
+struct HibernatedDevices {
     real: HashMap<u64, Vec<u8>>,
     epochs: HashMap<u64, u32>,
 }
 
-impl Sleepers {
+impl HibernatedDevices {
     /// An epoch that the host did not use before (R-HS-2).
     fn next_epoch(&mut self, number: u64) -> u32 {
         let next = self.epochs.entry(number).or_insert(2_000);
@@ -230,13 +231,13 @@ fn measure(options: &IdleOptions, dir: &Path) -> Result<IdleOutcome> {
         note("starting the server");
         let mut serving = start(&journal, "127.0.0.1:0".parse()?)?;
         serving.wait(Duration::from_secs(120), |f| f.all_known)?;
-        let mut crowd = Crowd::new(
+        let mut crowd = HandshakeHosts::new(
             serving.address,
             HandshakeServerProcess::key(),
             SOCKETS,
             HybridPolicy::Offered,
         )?;
-        let mut sleepers = Sleepers {
+        let mut sleepers = HibernatedDevices {
             real: HashMap::new(),
             epochs: HashMap::new(),
         };
@@ -274,7 +275,7 @@ fn measure(options: &IdleOptions, dir: &Path) -> Result<IdleOutcome> {
             let took = begun.elapsed().as_secs_f64();
             woken.first.sort();
             let at = |part: f64| ms(&woken.first, part);
-            outcome.storm = Some(Storm {
+            outcome.storm = Some(WakeStormReport {
                 seconds: took,
                 per_s: woken.all as f64 / took,
                 woken: woken.all,
@@ -316,8 +317,8 @@ fn ms(sorted: &[Duration], part: f64) -> f64 {
 
 /// Each host opens its flow, sends its request, reads the first part, and hibernates with notice.
 fn fall_asleep(
-    crowd: &mut Crowd,
-    sleepers: &mut Sleepers,
+    crowd: &mut HandshakeHosts,
+    sleepers: &mut HibernatedDevices,
     hosts: std::ops::Range<u64>,
 ) -> Result<()> {
     let mut left = hosts.clone();
@@ -391,25 +392,26 @@ fn fall_asleep(
     }
 }
 
-/// Wakes sleepers, all at once or at a rate, and reads their flows to the end.
+/// Wakes hibernated devices, all at once or at a rate, and reads their flows to the end.
 fn wake(
-    crowd: &mut Crowd,
-    sleepers: &mut Sleepers,
+    crowd: &mut HandshakeHosts,
+    sleepers: &mut HibernatedDevices,
     hosts: &[u64],
     per_s: Option<f64>,
-) -> Result<Woken> {
+) -> Result<WakeResults> {
     // On a device, keys exist before the wake.
     let keys: Vec<(u64, SecretKey)> = hosts.iter().map(|n| (*n, key_of(*n))).collect();
     let begun = Instant::now();
     let mut left = keys.into_iter().enumerate().peekable();
-    let mut under_way: HashMap<usize, Waking> = HashMap::new();
-    let mut woken = Woken::default();
+    let mut under_way: HashMap<usize, WakingDevice> = HashMap::new();
+    let mut woken = WakeResults::default();
     let mut told = Vec::new();
     loop {
         let due = |i: usize| {
             begun + per_s.map_or(Duration::ZERO, |r| Duration::from_secs_f64(i as f64 / r))
         };
-        let may = |under_way: &HashMap<usize, Waking>| per_s.is_some() || under_way.len() < AT_ONCE;
+        let may =
+            |under_way: &HashMap<usize, WakingDevice>| per_s.is_some() || under_way.len() < AT_ONCE;
         // Answers have priority: otherwise a process with thousands of devices that is late only
         // starts new wakes and loses the answers.
         let mut begun_now = 0;
@@ -460,7 +462,7 @@ fn wake(
 }
 
 /// Reads available data of a flow that woke. Returns whether the flow ended.
-fn read(crowd: &mut Crowd, place: usize, waking: &mut Waking) -> bool {
+fn read(crowd: &mut HandshakeHosts, place: usize, waking: &mut WakingDevice) -> bool {
     let Some(host) = crowd.host(place) else {
         return true;
     };
@@ -495,14 +497,14 @@ fn read(crowd: &mut Crowd, place: usize, waking: &mut Waking) -> bool {
     .unwrap_or(true)
 }
 
-/// Kills the server and restarts it, while sleepers and new devices send requests.
+/// Kills the server and restarts it, while hibernated and new devices send requests.
 fn reload(
     serving: HandshakeServerProcess,
     journal: &Path,
-    crowd: &mut Crowd,
-    sleepers: &mut Sleepers,
+    crowd: &mut HandshakeHosts,
+    sleepers: &mut HibernatedDevices,
     hosts: &[u64],
-) -> Result<Reload> {
+) -> Result<RestartReport> {
     let address = serving.address;
     let killed = Instant::now();
     serving.kill()?;
@@ -512,7 +514,7 @@ fn reload(
             let serving = start(journal, address);
             (serving, began, killed.elapsed())
         });
-        let mut woken = Woken::default();
+        let mut woken = WakeResults::default();
         let mut first_new = None;
         let mut fresh = 1_u64 << 40;
         let mut told = Vec::new();
@@ -582,7 +584,7 @@ fn reload(
     woken.all += more.all;
     let (known, figures) = serving.wait(Duration::from_secs(120), |f| f.all_known)?;
     ensure!(known, "the journal was not read in two minutes");
-    Ok(Reload {
+    Ok(RestartReport {
         listening_s: listening.as_secs_f64(),
         first_answer_s: woken
             .first_at
@@ -597,9 +599,9 @@ fn reload(
 }
 
 /// Measures sessions that are awake, have no flow and nothing to send.
-fn live(journal: &Path, sessions: u64, salt: u64) -> Result<Live> {
+fn live(journal: &Path, sessions: u64, salt: u64) -> Result<LiveSessionsReport> {
     let mut serving = start(journal, "127.0.0.1:0".parse()?)?;
-    let mut crowd = Crowd::new(
+    let mut crowd = HandshakeHosts::new(
         serving.address,
         HandshakeServerProcess::key(),
         SOCKETS,
@@ -626,7 +628,7 @@ fn live(journal: &Path, sessions: u64, salt: u64) -> Result<Live> {
             }
         }
     }
-    let rest = |crowd: &mut Crowd, span: Duration| -> Result<()> {
+    let rest = |crowd: &mut HandshakeHosts, span: Duration| -> Result<()> {
         let until = Instant::now() + span;
         let mut told = Vec::new();
         while Instant::now() < until {
@@ -645,7 +647,7 @@ fn live(journal: &Path, sessions: u64, salt: u64) -> Result<Live> {
     let bytes_each = each(figures.rss_bytes);
     rest(&mut crowd, Duration::from_secs(16))?;
     let figures = serving.figures()?;
-    Ok(Live {
+    Ok(LiveSessionsReport {
         sessions,
         bytes_each,
         bytes_each_silent: each(figures.rss_bytes),

@@ -16,7 +16,7 @@ use cedos_lab_scenario::Scenario;
 use serde::Serialize;
 
 use crate::bottleneck::Bottlenecks;
-use crate::meter::Plan;
+use crate::meter::MeterPlan;
 use crate::peers;
 use crate::process::{self, Process};
 
@@ -25,9 +25,9 @@ const GRACE: Duration = Duration::from_secs(3); // a guess
 /// How long to wait for a first byte: processes start one after another.
 const FIRST_BYTE_MAX: Duration = Duration::from_secs(30);
 
-/// Options of the verb.
+/// Options of `bench lanes`.
 #[derive(clap::Args)]
-pub struct LaneOptions {
+pub struct LinkFlowsOptions {
     /// The scenario file; its links are without a NAT
     #[arg(long)]
     scenario: PathBuf,
@@ -44,10 +44,10 @@ pub struct LaneOptions {
 
 /// The results of one flow.
 #[derive(Debug, Serialize)]
-struct LaneRow {
+struct LinkFlowRow {
     link: String,
     peer: String,
-    /// When its first byte came, in the run's time.
+    /// When the flow's first byte arrived, in the run's time.
     from_s: f64,
     mbps: f64,
     /// The average round trip of the link's packets, with the link's round trip at the start.
@@ -55,15 +55,15 @@ struct LaneRow {
 }
 
 #[derive(Serialize)]
-struct LaneRows {
-    rows: Vec<LaneRow>,
+struct LinkFlowRows {
+    rows: Vec<LinkFlowRow>,
 }
 
-/// Measures and prints.
+/// Measures one flow on each link of a scenario, and prints the results.
 ///
 /// # Errors
 /// The scenario cannot be read, the network cannot be made, or a peer failed.
-pub fn run(options: &LaneOptions) -> Result<()> {
+pub fn run(options: &LinkFlowsOptions) -> Result<()> {
     let mut scenario = Scenario::load(&options.scenario)?;
     ensure!(
         options.peers.len() == scenario.links.len(),
@@ -75,7 +75,7 @@ pub fn run(options: &LaneOptions) -> Result<()> {
     cedos_lab_emu::enter()?;
     let rows = measure(options, scenario)?;
     if options.json {
-        println!("{}", serde_json::to_string(&LaneRows { rows })?);
+        println!("{}", serde_json::to_string(&LinkFlowRows { rows })?);
     } else {
         for row in rows {
             println!("  {:16} {:16} {:8.3} Mb/s", row.link, row.peer, row.mbps);
@@ -84,8 +84,8 @@ pub fn run(options: &LaneOptions) -> Result<()> {
     Ok(())
 }
 
-fn measure(options: &LaneOptions, scenario: Scenario) -> Result<Vec<LaneRow>> {
-    let plan = Plan {
+fn measure(options: &LinkFlowsOptions, scenario: Scenario) -> Result<Vec<LinkFlowRow>> {
+    let plan = MeterPlan {
         warm_up: Duration::ZERO,
         window: Duration::try_from_secs_f64(options.seconds).context("--seconds")?,
         grace: GRACE,
@@ -119,7 +119,7 @@ fn measure(options: &LaneOptions, scenario: Scenario) -> Result<Vec<LaneRow>> {
     for (number, (report, at)) in reports.into_iter().enumerate() {
         let peer = &options.peers[number];
         let report = report.with_context(|| peer.clone())?;
-        rows.push(LaneRow {
+        rows.push(LinkFlowRow {
             link: names[number].clone(),
             peer: peer.clone(),
             from_s: at.saturating_sub(plan.window + plan.grace).as_secs_f64(),

@@ -42,6 +42,7 @@ mod placement;
 mod process;
 mod quiet;
 mod receiver_info;
+mod sleepers;
 mod table;
 mod throughput;
 mod tunnel;
@@ -58,11 +59,11 @@ use clap::{Parser, Subcommand};
 )]
 struct Cli {
     #[command(subcommand)]
-    verb: Verb,
+    verb: BenchVerb,
 }
 
 #[derive(Subcommand)]
-enum Verb {
+enum BenchVerb {
     /// One flow between two processes: Gb/s and CPU-seconds per GB of each side
     Throughput(throughput::ThroughputOptions),
     /// Handshakes and wakes a second, both ends on this machine
@@ -71,6 +72,8 @@ enum Verb {
     Tunnel(tunnel::TunnelOptions),
     /// Memory of a million sleeping flows, how fast they wake, and what a crash costs
     Idle(idle::IdleOptions),
+    /// Memory and disk of D2Prox with a million sleeping downloads, and what a crash costs
+    Sleepers(sleepers::SleepersOptions),
     /// Memory of a proxy, and goodput of its other clients, while a client is hostile
     Hostile(hostile::HostileOptions),
     /// Packets and wake-ups while there is nothing to do
@@ -100,7 +103,7 @@ enum Verb {
     #[command(hide = true)]
     ObjectFetch(bloat::FetchOptions),
     /// A flow over each link of a scenario, all at once
-    Lanes(lanes::LaneOptions),
+    Lanes(lanes::LinkFlowsOptions),
     /// One flow over round trips, losses and queues, beside kernel TCP and quinn
     Grid(grid::GridOptions),
     /// Tens of thousands of hosts, of which a tenth leaves or comes back every minute
@@ -129,31 +132,32 @@ enum Verb {
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().verb {
-        Verb::Throughput(options) => throughput::run(&options),
-        Verb::Handshake(options) => handshake::run(&options),
-        Verb::Tunnel(options) => tunnel::run(&options),
-        Verb::Idle(options) => idle::run(&options),
-        Verb::Hostile(options) => hostile::run(&options),
-        Verb::Quiet(options) => quiet::run(&options),
-        Verb::QuietDevice(args) => quiet::device(&args),
-        Verb::RestServe(options) => handshake_server::run(&options),
-        Verb::Fairness(options) => fairness::run(&options),
-        Verb::Bulk(options) => bulk::run(&options),
-        Verb::DtnReceive(options) => dtn::receive(&options),
-        Verb::DtnSend(options) => dtn::send(&options),
-        Verb::Bloat(options) => bloat::run(&options),
-        Verb::ObjectServer(options) => bloat::serve(&options),
-        Verb::ObjectFetch(options) => bloat::fetch(&options),
-        Verb::Nodes(options) => node_costs::run(&options),
-        Verb::Lanes(options) => lanes::run(&options),
-        Verb::Grid(options) => grid::run(&options),
-        Verb::Churn(options) => churn::run(&options),
-        Verb::ChurnServer(options) => churn_server::run(&options),
-        Verb::ChurnHosts(options) => churn::hosts(&options),
-        Verb::FairnessSource(options) => fairness_flows::source(&options),
-        Verb::FairnessSink(options) => fairness_flows::sink(&options),
-        Verb::FlowReceive(options) => process::receive(&options),
-        Verb::FlowSend(options) => process::send(&options),
+        BenchVerb::Throughput(options) => throughput::run(&options),
+        BenchVerb::Handshake(options) => handshake::run(&options),
+        BenchVerb::Tunnel(options) => tunnel::run(&options),
+        BenchVerb::Idle(options) => idle::run(&options),
+        BenchVerb::Sleepers(options) => sleepers::run(&options),
+        BenchVerb::Hostile(options) => hostile::run(&options),
+        BenchVerb::Quiet(options) => quiet::run(&options),
+        BenchVerb::QuietDevice(args) => quiet::device(&args),
+        BenchVerb::RestServe(options) => handshake_server::run(&options),
+        BenchVerb::Fairness(options) => fairness::run(&options),
+        BenchVerb::Bulk(options) => bulk::run(&options),
+        BenchVerb::DtnReceive(options) => dtn::receive(&options),
+        BenchVerb::DtnSend(options) => dtn::send(&options),
+        BenchVerb::Bloat(options) => bloat::run(&options),
+        BenchVerb::ObjectServer(options) => bloat::serve(&options),
+        BenchVerb::ObjectFetch(options) => bloat::fetch(&options),
+        BenchVerb::Nodes(options) => node_costs::run(&options),
+        BenchVerb::Lanes(options) => lanes::run(&options),
+        BenchVerb::Grid(options) => grid::run(&options),
+        BenchVerb::Churn(options) => churn::run(&options),
+        BenchVerb::ChurnServer(options) => churn_server::run(&options),
+        BenchVerb::ChurnHosts(options) => churn::hosts(&options),
+        BenchVerb::FairnessSource(options) => fairness_flows::source(&options),
+        BenchVerb::FairnessSink(options) => fairness_flows::sink(&options),
+        BenchVerb::FlowReceive(options) => process::receive(&options),
+        BenchVerb::FlowSend(options) => process::send(&options),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

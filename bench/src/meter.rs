@@ -17,18 +17,18 @@ use anyhow::{Context, Result, bail};
 use nix::sys::resource::{UsageWho, getrusage};
 use serde::{Deserialize, Serialize};
 
-/// [`Plan::grace`] if the round trip is far below a millisecond: both processes start within a
+/// [`MeterPlan::grace`] if the round trip is far below a millisecond: both processes start within a
 /// round trip.
 pub const GRACE_ON_ONE_MACHINE: Duration = Duration::from_millis(150);
 /// How much longer than its plan a measurement may take.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// When the looks are taken.
+/// When a measurement reads its counters.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan {
-    /// From the first payload byte to the first look.
+pub struct MeterPlan {
+    /// The time from the first payload byte to the first reading.
     pub warm_up: Duration,
-    /// From the first look to the second.
+    /// The time from the first reading to the second.
     pub window: Duration,
     /// How long both processes continue after their window, so that neither ends inside the
     /// other's.
@@ -37,7 +37,7 @@ pub struct Plan {
     pub end_bytes: Option<u64>,
 }
 
-impl Plan {
+impl MeterPlan {
     /// How long to wait for a process with this plan. The `window` of a plan by bytes is the time
     /// that they may take.
     pub fn patience(&self) -> Duration {
@@ -62,7 +62,7 @@ pub struct MeterReport {
 }
 
 impl MeterReport {
-    fn between(a: &Look, b: &Look) -> Self {
+    fn between(a: &MeterReading, b: &MeterReading) -> Self {
         Self {
             bytes: b.bytes - a.bytes,
             window_s: (b.at - a.at).as_secs_f64(),
@@ -97,7 +97,7 @@ pub struct ProcessMeter {
 
 impl ProcessMeter {
     /// Starts the watching thread; it sleeps until the first [`ProcessMeter::add`].
-    pub fn start(plan: Plan) -> Arc<Self> {
+    pub fn start(plan: MeterPlan) -> Arc<Self> {
         let (begun, first_byte) = mpsc::channel();
         let meter = Arc::new(Self {
             bytes: AtomicU64::new(0),
@@ -210,11 +210,11 @@ impl ProcessMeter {
         Ok(report)
     }
 
-    fn watch(&self, plan: Plan) {
+    fn watch(&self, plan: MeterPlan) {
         std::thread::sleep(plan.warm_up);
-        let a = Look::take(self);
+        let a = MeterReading::take(self);
         std::thread::sleep(plan.window);
-        let b = Look::take(self);
+        let b = MeterReading::take(self);
         self.measured
             .set(MeterReport::between(&a, &b))
             .expect("the watcher measures once");
@@ -224,26 +224,26 @@ impl ProcessMeter {
 
     /// Takes the looks at the first byte and, with an accuracy of a millisecond, at the last.
     fn watch_bytes(&self) {
-        let mut a = Look::take(self);
+        let mut a = MeterReading::take(self);
         a.bytes = 0;
         while !self.is_over() {
             std::thread::sleep(Duration::from_millis(1));
         }
-        let b = Look::take(self);
+        let b = MeterReading::take(self);
         self.measured
             .set(MeterReport::between(&a, &b))
             .expect("the watcher measures once");
     }
 }
 
-struct Look {
+struct MeterReading {
     at: Instant,
     bytes: u64,
     cpu: Duration,
     waited: Duration,
 }
 
-impl Look {
+impl MeterReading {
     fn take(meter: &ProcessMeter) -> Self {
         Self {
             at: Instant::now(),
@@ -294,7 +294,7 @@ mod tests {
 
     #[test]
     fn a_flow_that_ends_early_has_no_report() {
-        let meter = ProcessMeter::start(Plan {
+        let meter = ProcessMeter::start(MeterPlan {
             warm_up: Duration::from_secs(3600),
             window: Duration::from_secs(3600),
             grace: Duration::ZERO,
@@ -309,7 +309,7 @@ mod tests {
     #[test]
     fn only_what_lies_between_the_looks_counts() {
         let at = Instant::now();
-        let look = |s: u64, bytes: u64| Look {
+        let look = |s: u64, bytes: u64| MeterReading {
             at: at + Duration::from_secs(s),
             bytes,
             cpu: Duration::from_millis(500 * s),
@@ -325,7 +325,7 @@ mod tests {
     #[test]
     fn a_window_without_a_byte_is_no_measurement() {
         let meter = ProcessMeter::counting_to(1);
-        let looks = [(); 2].map(|()| Look::take(&meter));
+        let looks = [(); 2].map(|()| MeterReading::take(&meter));
         let silent = MeterReport::between(&looks[0], &looks[1]);
         meter.measured.set(silent).expect("nothing else measures");
         let error = meter.report().expect_err("0 bytes");

@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use cedos_lab_scenario::TextTable;
 use d2tp_driver::{
     Device, DeviceOptions, EndpointConfig, Flow, FlowSettings, SecretKey, ServerAddress,
 };
@@ -457,29 +458,48 @@ pub fn run(options: &NodeCostOptions) -> Result<()> {
         .worker_threads(2)
         .enable_all()
         .build()?;
-    if !options.json {
-        println!(
-            "nodes  CPU-s/GB  of the store  CPU-s/sleeping flow h  store bytes/flow  CPU-ms/wake  of the store  scripts/wake  commands/wake"
-        );
-    }
+    let (mut measured, mut result) = (Vec::new(), Ok(()));
     for count in &options.nodes {
-        let costs = runtime.block_on(measure(options, &program, *count))?;
-        if options.json {
-            println!("{}", serde_json::to_string(&costs)?);
-            continue;
+        match runtime.block_on(measure(options, &program, *count)) {
+            Ok(costs) if options.json => println!("{}", serde_json::to_string(&costs)?),
+            Ok(costs) => measured.push(costs),
+            Err(error) => {
+                // Minutes of other measurements are not lost with this one.
+                result = Err(error);
+                break;
+            }
         }
-        println!(
-            "{:>5}  {:>8.2}  {:>12.3}  {:>21.2}  {:>16.0}  {:>11.2}  {:>12.2}  {:>12.1}  {:>13.1}",
-            costs.nodes,
-            costs.cpu_s_per_gb,
-            costs.store_cpu_s_per_gb,
-            costs.cpu_s_per_sleeping_flow_hour,
-            costs.store_bytes_per_sleeping_flow,
-            costs.cpu_ms_per_wake,
-            costs.store_cpu_ms_per_wake,
-            costs.store_scripts_per_wake,
-            costs.store_commands_per_wake,
-        );
     }
-    Ok(())
+    if !measured.is_empty() {
+        println!("{}", table(&measured));
+    }
+    result
+}
+
+fn table(measured: &[NodeCosts]) -> String {
+    let mut table = TextTable::new([
+        "nodes",
+        "CPU-s/GB",
+        "of the store",
+        "CPU-s/sleeping flow h",
+        "store bytes/flow",
+        "CPU-ms/wake",
+        "of the store",
+        "scripts/wake",
+        "commands/wake",
+    ]);
+    for costs in measured {
+        table.row([
+            costs.nodes.to_string(),
+            format!("{:.2}", costs.cpu_s_per_gb),
+            format!("{:.3}", costs.store_cpu_s_per_gb),
+            format!("{:.2}", costs.cpu_s_per_sleeping_flow_hour),
+            format!("{:.0}", costs.store_bytes_per_sleeping_flow),
+            format!("{:.2}", costs.cpu_ms_per_wake),
+            format!("{:.2}", costs.store_cpu_ms_per_wake),
+            format!("{:.1}", costs.store_scripts_per_wake),
+            format!("{:.1}", costs.store_commands_per_wake),
+        ]);
+    }
+    table.to_text()
 }

@@ -23,7 +23,7 @@ use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::meter::{MeterReport, Plan, ProcessMeter};
+use crate::meter::{MeterPlan, MeterReport, ProcessMeter};
 use crate::peers::{self, BenchPeer};
 use crate::placement::{ProcessPlacement, RECEIVER_CORE, SENDER_CORE};
 use crate::receiver_info::ReceiverInfo;
@@ -72,8 +72,8 @@ struct PlanOptions {
 }
 
 impl PlanOptions {
-    fn plan(&self) -> Plan {
-        Plan {
+    fn plan(&self) -> MeterPlan {
+        MeterPlan {
             warm_up: Duration::from_millis(self.warm_up_ms),
             window: Duration::from_millis(self.window_ms),
             grace: Duration::from_millis(self.grace_ms),
@@ -114,7 +114,7 @@ pub fn send(options: &SendOptions) -> Result<()> {
 pub fn measure(
     peer: &dyn BenchPeer,
     place: &dyn ProcessPlacement,
-    plan: Plan,
+    plan: MeterPlan,
 ) -> Result<(MeterReport, MeterReport)> {
     let (sender, receiver) = start(peer, place, plan)?;
     let patience = plan.patience();
@@ -125,7 +125,7 @@ pub fn measure(
 pub fn start(
     peer: &dyn BenchPeer,
     place: &dyn ProcessPlacement,
-    plan: Plan,
+    plan: MeterPlan,
 ) -> Result<(Process, Process)> {
     let mut receiver = command("flow-receive", peer, place, plan)?;
     receiver.args(["--address", &place.receiver_address().to_string()]);
@@ -147,7 +147,7 @@ fn command(
     verb: &str,
     peer: &dyn BenchPeer,
     place: &dyn ProcessPlacement,
-    plan: Plan,
+    plan: MeterPlan,
 ) -> Result<Command> {
     let mut command = own_program(verb)?;
     command

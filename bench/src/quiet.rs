@@ -16,6 +16,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use cedos_lab_scenario::TextTable;
 use d2tp_driver::{
     Device, DeviceOptions, EndpointConfig, FlowSettings, LinkUse, ProvidedLink, ProvidedLinks,
     SecretKey, ServerAddress,
@@ -27,7 +28,7 @@ use crate::handshake_server::HandshakeServerProcess;
 use crate::network::{self, BenchNetwork, BenchNetworkKind};
 use crate::placement::ProcessPlacement as _;
 
-/// Options of the verb.
+/// Options of `bench quiet`.
 #[derive(clap::Args)]
 pub struct QuietOptions {
     /// How long each case is observed; all run at the same time
@@ -42,7 +43,7 @@ pub struct QuietOptions {
     json: bool,
 }
 
-/// Options of the hidden verb.
+/// Options of the hidden verb that runs a device at rest.
 #[derive(clap::Args)]
 pub struct DeviceArgs {
     #[arg(long)]
@@ -76,7 +77,7 @@ const CASES: [QuietCase; 5] = [
 ];
 
 #[derive(Clone, Copy, Debug, Serialize)]
-struct Counts {
+struct QuietCounts {
     packets: u64,
     device_wakeups: u64,
     server_wakeups: u64,
@@ -86,7 +87,7 @@ struct Counts {
 struct QuietRow {
     case: QuietCase,
     #[serde(flatten)]
-    counts: Counts,
+    counts: QuietCounts,
     packets_per_minute: f64,
     device_wakeups_per_minute: f64,
     server_wakeups_per_minute: f64,
@@ -126,12 +127,12 @@ pub fn run(options: &QuietOptions) -> Result<()> {
     network::enter_user_namespace()?;
     let watched: Vec<QuietPair> = CASES.into_iter().map(begin).collect::<Result<_>>()?;
     std::thread::sleep(Duration::try_from_secs_f64(options.settle_s)?);
-    let before: Vec<Counts> = watched.iter().map(count).collect::<Result<_>>()?;
+    let before: Vec<QuietCounts> = watched.iter().map(count).collect::<Result<_>>()?;
     std::thread::sleep(Duration::try_from_secs_f64(options.minutes * 60.0)?);
     let mut rows = Vec::new();
     for (watched, before) in watched.iter().zip(before) {
         let after = count(watched)?;
-        let counts = Counts {
+        let counts = QuietCounts {
             packets: after.packets - before.packets,
             device_wakeups: after.device_wakeups - before.device_wakeups,
             server_wakeups: after.server_wakeups - before.server_wakeups,
@@ -169,19 +170,18 @@ pub fn run(options: &QuietOptions) -> Result<()> {
     if options.json {
         println!("{}", serde_json::to_string(&outcome)?);
     } else {
-        println!(
-            "in {} min      packets   wake-ups: device   server",
-            outcome.minutes
-        );
+        println!("in {} min\n", outcome.minutes);
+        let mut table = TextTable::new(["", "packets", "wake-ups: device", "server"]);
         for row in &outcome.rows {
-            let Counts {
-                packets,
-                device_wakeups,
-                server_wakeups,
-            } = row.counts;
-            let case = format!("{:?}", row.case).to_lowercase();
-            println!("{case:<14} {packets:>7}   {device_wakeups:>16} {server_wakeups:>8}");
+            let counts = row.counts;
+            table.row([
+                format!("{:?}", row.case).to_lowercase(),
+                counts.packets.to_string(),
+                counts.device_wakeups.to_string(),
+                counts.server_wakeups.to_string(),
+            ]);
         }
+        println!("{}", table.to_text());
     }
     Ok(())
 }
@@ -226,9 +226,9 @@ fn begin(case: QuietCase) -> Result<QuietPair> {
     })
 }
 
-fn count(watched: &QuietPair) -> Result<Counts> {
+fn count(watched: &QuietPair) -> Result<QuietCounts> {
     let device = watched.device.0.id();
-    Ok(Counts {
+    Ok(QuietCounts {
         packets: packets(device)?,
         device_wakeups: wakeups(device)?,
         server_wakeups: wakeups(watched.serving.pid())?,
@@ -277,6 +277,7 @@ pub fn device(args: &DeviceArgs) -> Result<()> {
                 stream: None,
                 nodes: Default::default(),
                 requires_hybrid: false,
+                round_trip: None,
             },
             key: SecretKey::from_bytes([7; 32]),
             config: EndpointConfig::default(),

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use cedos_lab_scenario::TextTable;
 use serde::Serialize;
 
 use crate::median::median;
@@ -12,12 +13,12 @@ const REFERENCE: &str = "quinn";
 /// If a process waited for a core for longer than this share of its window, it was disturbed.
 const DISTURBED: f64 = 0.02;
 
-/// One measurement.
+/// The measurement of one peer in one round.
 #[derive(Clone, Debug)]
 pub struct BenchRound {
-    /// The sender's side.
+    /// What the sending process measured.
     pub sent: MeterReport,
-    /// The receiver's side.
+    /// What the receiving process measured.
     pub received: MeterReport,
 }
 
@@ -123,9 +124,7 @@ impl fmt::Display for BenchTable {
         let rows = self.rows().rows;
         for (net, notes) in &self.networks {
             writeln!(f, "\n{net}: {notes}")?;
-            writeln!(
-                f,
-                "  {:<9} {:>7} {:>15} {:>11} {:>11} {:>8} {:>8} {:>8}",
+            let mut table = TextTable::new([
                 "",
                 "Gb/s",
                 "(min … max)",
@@ -134,32 +133,30 @@ impl fmt::Display for BenchTable {
                 "÷ quinn",
                 "→ cost",
                 "cost →",
-            )?;
+            ]);
             let reference = rows.iter().find(|r| r.peer == REFERENCE && r.net == *net);
             for row in rows.iter().filter(|row| row.net == *net) {
                 let rounds = self.rounds_of(row);
                 let rates = || rounds.iter().map(|r| r.received.gbps());
-                let spread = format!(
-                    "({:.2} … {:.2})",
-                    rates().fold(f64::INFINITY, f64::min),
-                    rates().fold(0.0, f64::max)
-                );
                 let against = |ours: f64, theirs: fn(&BenchTableRow) -> f64| {
                     reference.map_or("-".to_owned(), |r| format!("{:.2}", ours / theirs(r)))
                 };
-                writeln!(
-                    f,
-                    "  {:<9} {:>7.2} {:>15} {:>11.3} {:>11.3} {:>8} {:>8} {:>8}",
-                    row.peer,
-                    row.gbps,
-                    spread,
-                    row.snd_cpu_s_per_gb,
-                    row.rcv_cpu_s_per_gb,
+                table.row([
+                    row.peer.to_owned(),
+                    format!("{:.2}", row.gbps),
+                    format!(
+                        "({:.2} … {:.2})",
+                        rates().fold(f64::INFINITY, f64::min),
+                        rates().fold(0.0, f64::max)
+                    ),
+                    format!("{:.3}", row.snd_cpu_s_per_gb),
+                    format!("{:.3}", row.rcv_cpu_s_per_gb),
                     against(row.gbps, |r| r.gbps),
                     against(row.snd_cpu_s_per_gb, |r| r.snd_cpu_s_per_gb),
                     against(row.rcv_cpu_s_per_gb, |r| r.rcv_cpu_s_per_gb),
-                )?;
+                ]);
             }
+            writeln!(f, "{}", table.to_text())?;
             for row in rows.iter().filter(|row| row.net == *net) {
                 write_notes(f, row.peer, self.rounds_of(row))?;
             }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::meter::{GRACE_ON_ONE_MACHINE, Plan};
+use crate::meter::{GRACE_ON_ONE_MACHINE, MeterPlan};
 use crate::network::{self, BenchNetwork, BenchNetworkKind};
 use crate::peers::{self, BenchPeer};
 use crate::placement::{RECEIVER_CORE, SENDER_CORE};
@@ -21,7 +21,7 @@ const WARM_UP: Duration = Duration::from_secs(1);
 /// A shorter window measures the scheduler.
 const WINDOW_MIN: Duration = Duration::from_millis(100);
 
-/// Options of the verb.
+/// Options of `bench throughput`.
 #[derive(clap::Args)]
 pub struct ThroughputOptions {
     /// Networks, separated by commas; `all` for every one
@@ -62,7 +62,7 @@ pub fn run(options: &ThroughputOptions) -> Result<()> {
     }
     network::enter_user_namespace()?;
 
-    let plan = Plan {
+    let plan = MeterPlan {
         warm_up: WARM_UP,
         window,
         grace: GRACE_ON_ONE_MACHINE,

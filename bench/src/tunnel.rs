@@ -25,10 +25,10 @@ use crate::network;
 use tunnel_kind::{OpenTunnel, TunnelKind};
 use tunnel_network::TunnelNetwork;
 
-/// Options of the verb.
+/// Options of `bench tunnel`.
 #[derive(clap::Args)]
 pub struct TunnelOptions {
-    /// What is compared
+    /// The tunnel to measure
     #[arg(
         long,
         value_delimiter = ',',

@@ -16,6 +16,7 @@ mod instruction_counts;
 mod mutants;
 mod night_context;
 mod night_report;
+mod races;
 mod tool_parts;
 mod until_budget;
 
@@ -35,7 +36,7 @@ pub struct NightlyOptions {
     #[arg(long, default_value_t = 60)]
     minutes: u64,
     /// Run these parts alone (repeatable): seeds, kills, fuzz, miri, mutants, advisories, counts, model, sanitizers,
-    /// reproducible
+    /// races, reproducible
     #[arg(long, value_name = "PART")]
     only: Vec<String>,
     /// Random scenarios to run at most
@@ -59,12 +60,13 @@ pub struct NightlyOptions {
 type PartRun = fn(&NightContext, Duration) -> Result<NightPart>;
 
 /// All parts, the shorter ones first. The shares are hundredths of the time.
-const PARTS: [(&str, u32, PartRun); 10] = [
+const PARTS: [(&str, u32, PartRun); 11] = [
     ("advisories", 2, tool_parts::advisories),
     ("model", 3, tool_parts::model),
     ("sanitizers", 3, c_sanitizers::run),
+    ("races", 2, races::run),
     ("counts", 5, instruction_counts::run),
-    ("miri", 10, tool_parts::miri),
+    ("miri", 8, tool_parts::miri),
     ("fuzz", 20, until_budget::fuzz),
     ("seeds", 20, until_budget::seeds),
     ("kills", 15, until_budget::kills),
@@ -72,7 +74,7 @@ const PARTS: [(&str, u32, PartRun); 10] = [
     ("reproducible", 10, builds_compared::run),
 ];
 
-/// From this time on, programs are built optimised: that alone takes ten minutes.
+/// The length of a night from which programs are built optimised, which alone takes ten minutes.
 const LONG: Duration = Duration::from_secs(30 * 60);
 
 /// Runs every part; returns whether none failed.
@@ -113,7 +115,7 @@ pub fn run(options: &NightlyOptions) -> Result<bool> {
     Ok(held)
 }
 
-/// What takes hours.
+/// Runs the parts of the night that take hours.
 fn whole() -> Result<bool> {
     let mut steps = Steps::default();
     let mut totals = TestTotals::default();

@@ -74,7 +74,7 @@ fn first(seeds: u64, arguments: &[&str]) -> Result<Command> {
     Ok(command)
 }
 
-/// Many seeds, optimised.
+/// The command that runs many seeds with an optimised simulator.
 pub fn night(seeds: u64, salt: u64) -> Command {
     let mut command = cargo(["run", "--locked", "--quiet", "-p", "cedos-lab-sim"]);
     command.args(["--example", EXAMPLE, "--profile", "sim", "--"]);

@@ -31,7 +31,7 @@ use crate::totals::TestTotals;
 /// A compiled program of unit or integration tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TestProgram {
-    /// Its package and target: `d2tp-session exchange`.
+    /// The package and target of the program: `d2tp-session exchange`.
     pub name: String,
     path: PathBuf,
     /// The package's folder, where cargo would run it.
@@ -237,7 +237,7 @@ struct TestProgramRun {
 }
 
 impl TestProgramRun {
-    /// How long it took, and how long of that a core was busy.
+    /// How long the program took, and how long of that a core was busy.
     fn times(&self) -> String {
         let took = self.took.as_secs_f64();
         self.processor_time.map_or_else(

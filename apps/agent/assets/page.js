@@ -33,15 +33,19 @@ function update(old, fresh) {
     }
   }
   const kept = new Set([...fresh.children].map((child) => child.id));
+  // A list of thousands is gone through once.
+  const named = new Map();
   for (const child of [...old.children]) {
     if (child.id && !kept.has(child.id)) {
       child.remove();
+    } else if (child.id) {
+      named.set(child.id, child);
     }
   }
   let at = old.firstChild;
   for (const next of [...fresh.childNodes]) {
-    const known = next.id && [...old.children].find((child) => child.id === next.id && child.nodeName === next.nodeName);
-    const same = known || (next.id ? null : alike(at, next));
+    const known = next.id ? named.get(next.id) : alike(at, next);
+    const same = known?.nodeName === next.nodeName ? known : null;
     if (!same) {
       old.insertBefore(next, at);
       continue;
@@ -92,6 +96,34 @@ function show(html) {
 
 // A page that nobody sees costs nothing.
 let source = null;
+const AGAIN_MS = 2_000;
+const AGAIN_MS_MAX = 60_000;
+// How long until the page asks again: longer after each answer that is none.
+let againMs = AGAIN_MS;
+
+// Browsers differ in whether and when they ask again for updates that broke off, so the page asks itself.
+async function tryAgain() {
+  if (source !== null || document.hidden) {
+    return;
+  }
+  try {
+    const answer = await fetch(location.href);
+    if (!answer.ok) {
+      report(
+        answer.status === 404
+          ? "This page is no longer there: what it shows was removed, or the link was replaced. `cedos page` prints the present link."
+          : "The agent cannot show this page now, so this may be out of date. It is asked again.",
+      );
+      setTimeout(tryAgain, againMs);
+      againMs = Math.min(2 * againMs, AGAIN_MS_MAX);
+      return;
+    }
+    follow();
+  } catch {
+    report("The agent does not answer, so this may be out of date. `cedos page` starts it.");
+    setTimeout(tryAgain, AGAIN_MS);
+  }
+}
 
 function follow() {
   if (document.hidden) {
@@ -102,15 +134,19 @@ function follow() {
   if (source !== null) {
     return;
   }
-  source = new EventSource(live.dataset.updates);
-  source.onopen = () => report("");
-  source.onmessage = (event) => show(JSON.parse(event.data));
-  source.onerror = () => {
-    report(
-      source.readyState === EventSource.CLOSED
-        ? "This page is no longer there: the transfer was removed from the list, or the link was replaced. `cedos page` prints the present link."
-        : "The agent does not answer, so this may be out of date. `cedos page` starts it.",
-    );
+  const opened = new EventSource(live.dataset.updates);
+  source = opened;
+  opened.onopen = () => {
+    againMs = AGAIN_MS;
+    report("");
+  };
+  opened.onmessage = (event) => show(JSON.parse(event.data));
+  opened.onerror = () => {
+    opened.close();
+    if (source === opened) {
+      source = null;
+      setTimeout(tryAgain, AGAIN_MS / 4);
+    }
   };
 }
 

@@ -21,12 +21,16 @@ function startPlayer() {
   let resumeAt = storedMs / 1000;
   // Until the position is restored, the beginning is nobody's choice.
   let isRestored = false;
+  // The last position, in seconds: Firefox forgets it when it cannot decode.
+  let lastAt = 0;
   // What is to be played once there is something to play.
   let isAwaited = false;
   let hasFailed = false;
+  let failures = 0;
+  // Whether the agent has not heard the last position: it was killed, or is being replaced.
+  let isUnheard = false;
   // The tag of the bytes that are played.
   let edition = presentEdition();
-  let isUseless = false;
 
   function show(text) {
     if (state.textContent !== text) {
@@ -49,20 +53,27 @@ function startPlayer() {
       return;
     }
     const positionMs = Math.round(audio.currentTime * 1000);
-    if (positionMs === storedMs) {
+    if (positionMs === storedMs && !isUnheard) {
       return;
     }
     storedMs = positionMs;
     storedAt = Date.now();
     const fields = { position_ms: positionMs, duration_ms: Math.round(audio.duration * 1000) };
+    const fail = (text) => {
+      isUnheard = true;
+      show(text);
+    };
     // It arrives even if this page is closed meanwhile.
     fetch(player.dataset.store, { method: "POST", body: new URLSearchParams(fields), keepalive: true })
       .then((answer) => {
         if (!answer.ok) {
-          show("The position is not stored: this link may have been replaced.");
+          fail("The position is not stored: this link may have been replaced.");
+        } else if (isUnheard) {
+          isUnheard = false;
+          show("");
         }
       })
-      .catch(() => show("The position is not stored: the agent does not answer."));
+      .catch(() => fail("The position is not stored: the agent does not answer."));
   }
 
   function seek(to) {
@@ -75,27 +86,48 @@ function startPlayer() {
   }
 
   function restore() {
-    if (isRestored) {
+    // After a failure the length may first be that of what came before it.
+    if (isRestored || (failures > 0 && resumeAt >= audio.duration)) {
       return;
     }
     if (resumeAt > 0 && resumeAt < audio.duration) {
       audio.currentTime = resumeAt;
     }
+    lastAt = audio.currentTime;
     isRestored = true;
+  }
+
+  function notePosition() {
+    if (isRestored && (audio.error === null || audio.currentTime > 0)) {
+      lastAt = audio.currentTime;
+    }
   }
 
   function load() {
     hasFailed = false;
     isRestored = false;
     edition = presentEdition();
-    // So the agent never gives a part of other bytes.
-    audio.src = edition === "" ? player.dataset.audio : `${player.dataset.audio}?edition=${edition}`;
+    const query = new URLSearchParams();
+    if (edition !== "") {
+      // So the agent never gives a part of other bytes.
+      query.set("edition", edition);
+    }
+    if (failures > 0) {
+      // So the browser does not play again what was cut off (Firefox).
+      query.set("again", failures);
+    }
+    audio.src = `${player.dataset.audio}?${query}`;
     audio.playbackRate = Number(speed.value);
   }
 
-  // Which chapter is being played, for eyes and screen readers.
+  // Which chapter and which passage is being played, for eyes and screen readers.
   function markChapter() {
-    const chapters = [...live.querySelectorAll("[data-start]")];
+    for (const list of document.querySelectorAll(".chapters, .transcript")) {
+      markPresent([...list.querySelectorAll("[data-start]")]);
+    }
+  }
+
+  function markPresent(chapters) {
     const present = chapters.findLast((chapter) => Number(chapter.dataset.start) <= audio.currentTime);
     for (const chapter of chapters) {
       if (chapter === present && isRestored) {
@@ -106,25 +138,48 @@ function startPlayer() {
     }
   }
 
+  // A transcript that came after the page is put into it.
+  async function showTranscript() {
+    const place = document.getElementById("transcript");
+    if (!place.hidden || document.getElementById("state")?.dataset.transcript !== "here") {
+      return;
+    }
+    try {
+      const answer = await fetch(location.href);
+      const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+      const fresh = page.getElementById("transcript");
+      if (fresh && !fresh.hidden && place.hidden) {
+        place.replaceChildren(...fresh.childNodes);
+        place.hidden = false;
+      }
+    } catch {
+      // It is looked at again when something changes.
+    }
+  }
+
   // What of the episode is here has changed, or may have.
   function look() {
+    showTranscript();
     const part = playable();
     player.hidden = part === "nothing";
     if (part === "nothing") {
       return;
     }
-    if (!audio.hasAttribute("src") || (hasFailed && !isUseless)) {
-      load();
-    } else if (edition !== presentEdition()) {
-      // The download began anew: what was loaded is of a file that is no more.
-      resumeAt = isRestored ? audio.currentTime : resumeAt;
-      isAwaited ||= !audio.paused;
+    // If a download began anew, what was loaded is of a file that is no more.
+    if (!audio.hasAttribute("src") || hasFailed || edition !== presentEdition()) {
+      // A person may have sought after it failed.
+      notePosition();
+      resumeAt = isRestored ? lastAt : resumeAt;
+      isAwaited ||= audio.hasAttribute("src") && !audio.paused;
       load();
     }
     markChapter();
     if (isAwaited) {
       isAwaited = false;
       play();
+    }
+    if (isUnheard) {
+      store();
     }
   }
 
@@ -136,13 +191,26 @@ function startPlayer() {
   if (audio.readyState >= HTMLMediaElement.HAVE_METADATA) {
     restore();
   }
-  audio.addEventListener("loadedmetadata", restore);
+  for (const event of ["loadedmetadata", "durationchange"]) {
+    audio.addEventListener(event, restore);
+  }
   audio.addEventListener("timeupdate", () => {
     markChapter();
+    notePosition();
+    // Who hears a file that is shorter than the position has begun anew.
+    isRestored ||= !audio.paused && audio.currentTime >= STORE_EVERY_MS / 1000;
     if (!audio.paused && Date.now() - storedAt >= STORE_EVERY_MS) {
       store();
     }
   });
+  audio.addEventListener("seeking", notePosition);
+  for (const event of ["ended", "seeked"]) {
+    audio.addEventListener(event, () => {
+      // A person sought, or heard the end; it counts also where the old position could not be restored.
+      isRestored = true;
+      notePosition();
+    });
+  }
   for (const event of ["pause", "ended", "seeked"]) {
     audio.addEventListener(event, store);
   }
@@ -156,16 +224,20 @@ function startPlayer() {
   }
   audio.addEventListener("error", () => {
     if (isRestored) {
-      resumeAt = audio.currentTime;
+      resumeAt = lastAt;
     }
     isAwaited ||= !audio.paused;
     hasFailed = true;
-    isUseless = playable() === "whole";
+    failures += 1;
     show(
-      isUseless
-        ? "This browser cannot play the file, or the file was removed. Reload the page to see."
+      playable() === "whole"
+        ? "This browser cannot play the file, or the agent has ended. Playing goes on when the agent can give it again."
         : "The download does not go on, so there is no more to play. Playing goes on when it does.",
     );
+  });
+  audio.addEventListener("pause", () => {
+    // Who pauses what failed does not wait for it.
+    isAwaited = false;
   });
   window.addEventListener("pagehide", store);
   document.addEventListener("visibilitychange", () => {
@@ -189,9 +261,9 @@ function startPlayer() {
       }, minutes * 60_000);
     }
   });
-  live.addEventListener("click", (event) => {
+  document.addEventListener("click", (event) => {
     const chapter = event.target.closest("[data-start]");
-    if (chapter) {
+    if (chapter && playable() !== "nothing") {
       seek(Number(chapter.dataset.start));
       play();
     }

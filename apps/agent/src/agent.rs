@@ -29,6 +29,7 @@ mod json_views;
 mod link_history_store;
 mod link_view;
 mod listening_socket;
+mod mirror_task;
 mod notifications;
 mod page;
 mod podcasts;
@@ -71,6 +72,7 @@ use budget_ledger::BudgetLedger;
 pub use budget_ledger::BudgetSettings;
 use d2tp_driver::SchedulerHandle;
 use d2tp_sched::SchedulerKind;
+use d2tp_session::DrwaLambda;
 use desktop_notifier::DesktopNotifier;
 pub use hooks::{Hooks, run_hooks};
 pub use idle::IDLE_MAX;
@@ -125,6 +127,8 @@ pub struct AgentOptions {
     pub local_proxy: Option<LocalProxy>,
     /// The time without anything to do after which the agent exits; none: it keeps running.
     pub exit_when_idle: Option<Duration>,
+    /// The factor of DRWA on the paths of transfers; a process beside the agent moves the windows of TCP connections.
+    pub path_drwa: Option<DrwaLambda>,
 }
 
 /// Options of the proxy on this machine for programs without D2TP.
@@ -214,6 +218,7 @@ pub async fn run(
         scan_lock: tokio::sync::Mutex::default(),
         left: watch::Sender::default(),
         rate_limiters: RateLimiters::default(),
+        path_drwa: options.path_drwa,
         is_ending: AtomicBool::new(false),
         open_connections: AtomicUsize::new(0),
         podcasts: PodcastService::default(),

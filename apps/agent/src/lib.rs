@@ -9,6 +9,7 @@ pub mod energy_watch;
 pub mod fetch;
 pub mod key;
 pub mod metrics_listener;
+pub mod mirror;
 pub mod order;
 pub mod prepared_transfer;
 pub mod proxy;

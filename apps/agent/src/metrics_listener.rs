@@ -13,7 +13,7 @@ use crate::unproven_connections::UnprovenConnections;
 
 /// The most bytes of a request's header.
 const HEAD_BYTES_MAX: usize = 8 * 1024;
-/// Connections at once.
+/// The maximum number of simultaneous connections.
 const CONNECTIONS_MAX: usize = 16; // a guess: a scraper has one
 /// How long a request and its answer may take.
 const ASK_MAX: Duration = Duration::from_secs(5);
@@ -39,7 +39,7 @@ impl MetricsListener {
         })
     }
 
-    /// Where it listens.
+    /// The address that the listener is bound to.
     ///
     /// # Errors
     /// What the system says.

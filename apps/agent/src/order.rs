@@ -19,6 +19,7 @@ use url::Url;
 use crate::fetch::header;
 use crate::fetch::local_hosts::LocalHosts;
 use crate::fetch::outcome::TransferFailure;
+use crate::fetch::request_method::RequestMethod;
 use crate::fetch::transfer::{Destination, TransferJob};
 use crate::recurrence::{LEAD_DEFAULT, RecurringTime};
 use crate::terms::{DueTime, TransferTerms};
@@ -78,11 +79,26 @@ impl Deadline {
     }
 }
 
+/// How a folder is mirrored.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MirrorOptions {
+    /// Patterns of the only files that are mirrored; none are all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub include: Vec<String>,
+    /// Patterns of files that are left out, whatever is included.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub exclude: Vec<String>,
+    /// Whether files are deleted that the source does not have.
+    #[serde(default)]
+    pub delete: bool,
+}
+
 /// A request for a transfer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TransferOrder {
-    /// The direction.
+    /// Whether the order is a download or an upload.
     pub verb: TransferVerb,
     /// The URL of the object: source of a download, destination of an upload.
     pub url: String,
@@ -178,6 +194,9 @@ pub struct TransferOrder {
     /// Older versions of the file that are kept when a download replaces it: `FILE.1` is the newest.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub keep_older: u32,
+    /// How a folder is mirrored: `url` and `file` are folders then. None is one object.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mirror: Option<MirrorOptions>,
 }
 
 fn free_first() -> String {
@@ -246,6 +265,7 @@ impl TransferOrder {
             every: None,
             lead_s: None,
             keep_older: 0,
+            mirror: None,
         }
     }
 
@@ -319,6 +339,7 @@ impl TransferOrder {
             cookies: None,
             unless: None,
             keep_older: self.keep_older,
+            method: RequestMethod::Get,
         })
     }
 

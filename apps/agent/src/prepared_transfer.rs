@@ -47,6 +47,8 @@ pub struct SessionTuning {
     pub offload_acks: AckOffload,
     /// The factor of DRWA, which keeps queues short.
     pub drwa: Option<DrwaLambda>,
+    /// The factor of DRWA on paths alone, where another process moves the windows of TCP connections.
+    pub path_drwa: Option<DrwaLambda>,
     /// The log of sessions.
     pub log: Option<Arc<Qlog>>,
 }
@@ -154,7 +156,8 @@ impl PreparedTransfer {
             return Err(TransferFailure::usage(text));
         }
         if carries_credentials(&job) {
-            let text = "the upload has credentials, which the proxy would see";
+            let text = "the proxy that keeps the upload would see its credentials, so they are not sent; \
+                        `curl -T FILE URL` sends them to the server directly, with --netrc or --user";
             return Err(TransferFailure::usage(text));
         }
         if proxy.is_none() {
@@ -237,7 +240,7 @@ impl PreparedTransfer {
                     ProxyClient::new(address, key, links.clone(), tunnel).with_config(|config| {
                         *config = self.session_config(tuning);
                         config.ack_offload = tuning.offload_acks;
-                        config.drwa = tuning.drwa;
+                        config.drwa = tuning.drwa.or(tuning.path_drwa);
                     });
                 if let Some(log) = &tuning.log {
                     proxy.log_to(log.clone());

@@ -69,14 +69,14 @@ pub struct RecurringRun {
     pub due: Timestamp,
 }
 
-/// What is to be done now for a recurring transfer.
+/// The step that a recurring transfer needs now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RecurrenceStep {
     /// Wait for the next run.
     Wait {
-        /// The time at which it begins.
+        /// The time at which the run begins.
         starts: Timestamp,
-        /// Its deadline.
+        /// The deadline of the run.
         due: Timestamp,
     },
     /// Run, or continue a run.
@@ -111,7 +111,7 @@ impl RecurrenceProgress {
         }
     }
 
-    /// What is to be done at `now`, with runs that begin this long before their deadlines. None if the schedule has
+    /// The step at `now`, if runs begin this long before their deadlines. None if the schedule has
     /// no time that a clock can show.
     pub fn step(&self, time: RecurringTime, lead: Duration, now: &Zoned) -> Option<RecurrenceStep> {
         let (zone, now) = (now.time_zone(), now.timestamp());

@@ -53,7 +53,7 @@ pub struct ReportedLink {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReportedClass {
-    /// Nothing.
+    /// The link costs nothing.
     Free,
     /// Money, within a plan.
     Metered,
@@ -96,7 +96,7 @@ pub struct ReportedTraffic {
 /// The answer to a report.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ScheduleAnswer {
-    /// Always true.
+    /// Always true: marks the message as an answer that is no error.
     pub ok: bool,
     /// Bytes that metered links may still carry for the device; none is no limit.
     #[serde(default)]
@@ -120,11 +120,11 @@ pub struct ReportedDecision {
     pub resting: BTreeSet<String>,
 }
 
-/// See [`Grant`].
+/// A [`Grant`] in a message between processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReportedGrant {
-    /// No packet.
+    /// No packet may use metered links.
     None,
     /// A path that carries no payload.
     Path,

@@ -286,7 +286,13 @@ impl UserSettings {
         used.expect("files were checked when they were read");
     }
 
-    /// What is said of networks, the user's rules first.
+    /// Sets whether this process asks local networks for its proxies.
+    pub fn use_local_hints(&self) {
+        let is_used = self.parsed("proxy.discover", str::parse);
+        d2tp_driver::use_local_hints(is_used.unwrap_or(true));
+    }
+
+    /// The rules for networks in all files, the user's first.
     pub fn rules(&self) -> NetworkRules {
         let rules = self.files.iter().flat_map(|file| file.rules.network.iter());
         NetworkRules {

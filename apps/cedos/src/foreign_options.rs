@@ -3,7 +3,7 @@
 use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-/// What is said to an option that is out of habit, by its spellings.
+/// The advice for options that users know from other programs, by their spellings.
 const TABLE: &[(&[&str], &str)] = &[
     (
         &[
@@ -160,7 +160,7 @@ const TABLE: &[(&[&str], &str)] = &[
     ),
 ];
 
-/// What is said to an option of another program.
+/// The advice for an option of another program.
 fn advice(option: &str) -> Option<&'static str> {
     let name = option.split('=').next().unwrap_or(option);
     let found = |wanted: &str| {

@@ -69,7 +69,7 @@ pub const EXAMPLES: &[(&str, [&str; 2])] = &[
         "sync",
         [
             "cedos sync https://example.org/photos/ photos --by 07:30 --include '*.jpg'",
-            "cedos sync d2tp://KEY/ mirror --delete --dry-run",
+            "cedos sync d2tp://KEY/ mirror --delete --every 07:30",
         ],
     ),
     (

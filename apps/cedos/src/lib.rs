@@ -13,7 +13,6 @@ pub mod help;
 mod pairing;
 mod run;
 mod serve;
-mod sync;
 mod verbs;
 mod vpn;
 
@@ -111,6 +110,7 @@ impl ProductVerb {
         // Settings that make no sense end the verbs that need them.
         if let Ok(settings) = UserSettings::load(None) {
             settings.use_http_proxy();
+            settings.use_local_hints();
         }
         let (verb, result) = self.name_and_result();
         exit_code(&format!("cedos {verb}"), result)
@@ -160,8 +160,9 @@ impl ProductVerb {
             Self::Prox(mut args) => (
                 "prox",
                 verbs::prox_sandbox::enter(&mut args).and_then(|sandbox| {
+                    cedos_sandbox::limit_heap_arenas(PROX_HEAP_ARENAS_MAX);
                     on_runtime(PROX_THREADS_MAX, async move {
-                        verbs::prox::run(*args, sandbox).await
+                        verbs::prox_process::run(*args, sandbox).await
                     })
                 }),
             ),
@@ -247,6 +248,10 @@ pub fn usage_exit(error: &clap::Error) -> ExitCode {
 
 /// Threads of a proxy at most: the transport is one task, origins and disks are the others.
 const PROX_THREADS_MAX: usize = 4; // a guess
+
+/// Parts of a proxy's heap at most: with more of them more free memory is kept when many devices have fallen asleep, with
+/// fewer threads wait for each other. One for each thread that works; those that block on disks share them.
+const PROX_HEAP_ARENAS_MAX: u8 = PROX_THREADS_MAX as u8;
 
 /// Runs a verb that waits on many things, on as many threads as there are cores for them.
 fn on_runtime(

@@ -34,7 +34,8 @@ const FLUSH_EVERY: Duration = Duration::from_millis(10);
 /// How much the access log says of a flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum AccessDetail {
-    /// When it ended, what kind it was, and how much was transferred: neither who nor what.
+    /// A line says when a flow ended, what kind it was, and how much was transferred: neither who
+    /// nor what.
     #[default]
     Counts,
     /// The host of the origin too.

@@ -50,7 +50,7 @@ const REQUEST_MAX: Duration = Duration::from_secs(30); // a guess
 /// The longest time until the certificate is looked at again: clocks are set, and sleep does not count.
 const LOOK_MAX: Duration = Duration::from_secs(12 * 3_600);
 
-/// What is asked of an ACME authority.
+/// Options for certificates from an ACME authority.
 #[derive(Clone, Debug)]
 pub struct AcmeOptions {
     /// The names of the host. The authority connects to port 443 of each.
@@ -153,7 +153,7 @@ struct StoredCertificate {
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
     valid_until: SystemTime,
-    /// When it is to be renewed: a third of its lifetime before its end.
+    /// When the certificate is to be renewed: a third of its lifetime before its end.
     due: SystemTime,
 }
 

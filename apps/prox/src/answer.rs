@@ -38,7 +38,8 @@ struct CopyPart {
     copy: Arc<PinnedCopy>,
     start: u64,
     end: Option<u64>,
-    /// Held while the proxy watches the flow, to reset it with the cause of a failure.
+    /// The guard that exists while the proxy watches the flow, to reset it with the cause of a
+    /// failure.
     reset_guard: Weak<()>,
 }
 

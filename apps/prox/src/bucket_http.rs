@@ -41,7 +41,7 @@ pub(crate) struct BucketConnector {
 /// The HTTP client of a bucket.
 struct BucketHttp {
     tls: TlsConnector,
-    /// Whether it speaks with endpoints without TLS.
+    /// Whether the connector accepts endpoints without TLS.
     allows_http: bool,
     idle: Arc<Mutex<Vec<(BucketEndpoint, BucketSender)>>>,
 }

@@ -84,7 +84,7 @@ impl HopAnswer {
 }
 
 /// One URL on the way of a request.
-struct Hop<'a> {
+struct RedirectHop<'a> {
     client: HostKey,
     /// The request as the client made it.
     asked: &'a FetchRequest,
@@ -128,7 +128,7 @@ impl Prox {
         client: HostKey,
         request: &FetchRequest,
     ) -> Result<FetchedAnswer, ProxRefusal> {
-        let mut hop = Hop {
+        let mut hop = RedirectHop {
             client,
             asked: request,
             url: request.url.clone(),
@@ -158,7 +158,7 @@ impl Prox {
         }
     }
 
-    async fn open_hop(self: &Arc<Prox>, hop: &Hop<'_>) -> Result<HopAnswer, ProxRefusal> {
+    async fn open_hop(self: &Arc<Prox>, hop: &RedirectHop<'_>) -> Result<HopAnswer, ProxRefusal> {
         let demand = CacheDemand::of(&hop.headers);
         if !self.cache.is_on() || !demand.may_use {
             if demand.only_if_cached() {
@@ -225,7 +225,7 @@ impl Prox {
     /// Asks the origin, about a stale entry if there is one.
     async fn ask(
         self: &Arc<Prox>,
-        hop: &Hop<'_>,
+        hop: &RedirectHop<'_>,
         demand: &CacheDemand,
         lead: Option<CollapseLead>,
         stale: Option<CacheEntry>,
@@ -308,7 +308,7 @@ impl Prox {
     #[allow(clippy::too_many_arguments)] // Facts of one exchange, used once.
     fn take_response(
         &self,
-        hop: &Hop<'_>,
+        hop: &RedirectHop<'_>,
         demand: &CacheDemand,
         response: OriginResponse,
         received: ReceiptTime,
@@ -389,7 +389,7 @@ impl Prox {
     /// Answers with a stale entry that its origin has validated.
     fn freshen(
         &self,
-        hop: &Hop<'_>,
+        hop: &RedirectHop<'_>,
         entry: &CacheEntry,
         fields: HeaderMap,
         received: ReceiptTime,
@@ -434,7 +434,7 @@ impl Prox {
     /// Answers with an entry.
     fn answer_from(
         &self,
-        hop: &Hop<'_>,
+        hop: &RedirectHop<'_>,
         entry: CacheEntry,
         cache_status: CacheStatus,
     ) -> FetchedAnswer {
@@ -450,13 +450,13 @@ impl Prox {
     }
 
     /// Answers with an entry whose origin cannot be asked.
-    fn answer_from_stale(&self, hop: &Hop<'_>, entry: CacheEntry) -> FetchedAnswer {
+    fn answer_from_stale(&self, hop: &RedirectHop<'_>, entry: CacheEntry) -> FetchedAnswer {
         let cache_status = CacheStatus::Hit(ttl(&entry, None));
         self.answer_from(hop, entry, cache_status)
     }
 
     /// Answers with a copy, and lists it for the client.
-    fn answer_with(&self, hop: &Hop<'_>, opened: OpenedCopy) -> FetchedAnswer {
+    fn answer_with(&self, hop: &RedirectHop<'_>, opened: OpenedCopy) -> FetchedAnswer {
         let head = &opened.copy.head;
         if head.status == StatusCode::OK {
             let fields = opened.newer_fields.as_ref().unwrap_or(&head.headers);
@@ -517,7 +517,7 @@ impl Prox {
 
     fn validate_in_background(
         self: &Arc<Prox>,
-        hop: &Hop<'_>,
+        hop: &RedirectHop<'_>,
         demand: &CacheDemand,
         lead: CollapseLead,
         entry: CacheEntry,
@@ -537,7 +537,7 @@ impl Prox {
         }
         let client = hop.client;
         tokio::spawn(async move {
-            let hop = Hop {
+            let hop = RedirectHop {
                 client,
                 asked: &asked,
                 url: asked.url.clone(),

@@ -33,7 +33,7 @@ const INVITATIONS: u16 = 256;
 /// How often parts are looked for that another node replaces at this moment.
 const READ_TRIES: usize = 16; // a guess: each is one change of another node
 
-/// What is wrong with a store that has a list which began without this node.
+/// The error if the store has a list of clients that another node began without this one.
 const OTHER_LIST: &str = "has lost the clients that this node knows, and another node has begun a new list there; to keep \
     those of this node, remove the store's keys that begin with nC; to go on with the new list, restart this node";
 

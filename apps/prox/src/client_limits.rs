@@ -19,7 +19,7 @@ use crate::config::ProxConfig;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ClientLimits {
-    /// Flows at once.
+    /// The maximum number of simultaneous flows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub flows: Option<u32>,
     /// Bytes of copies and uploads that the proxy holds for the client.
@@ -61,7 +61,7 @@ impl ClientLimits {
 /// The limits that hold for a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct EffectiveLimits {
-    /// Flows at once.
+    /// The maximum number of simultaneous flows.
     pub flows: u32,
     /// Bytes of copies and uploads that the proxy holds for the client.
     pub pinned_bytes: u64,

@@ -54,7 +54,7 @@ pub struct OpenInvitation {
     pub id: String,
     /// What the client will be called; none: as the device suggests.
     pub name: Option<String>,
-    /// When it expires, in seconds since 1970.
+    /// When the invitation expires, in seconds since 1970.
     pub expires_s: u64,
 }
 

@@ -39,7 +39,7 @@ impl Prox {
         Ok(client)
     }
 
-    /// Has the limits of a client hold from now on.
+    /// Applies the limits of a client from now on.
     pub(crate) fn apply_client_limits(&self, client: HostKey, own: ClientLimits) {
         self.limits.set(client, own);
         self.traffic.apply_limits(Some(&client));

@@ -150,6 +150,10 @@ pub struct ProxConfig {
     /// `cedos vpn`. Empty, the default: no packet tunnels. Needs CAP_NET_ADMIN, and the programs `ip` and `nft`.
     pub tunnel_nets: Vec<IpNet>,
 
+    /// Announce this proxy to the hosts of its local networks, by DNS-SD over multicast DNS: devices that have its key
+    /// find it there. Off by default: every host of those networks learns its key and that it is there.
+    pub announce: bool,
+
     /// How long a device may be silent before its flows sleep: their keys and buffers are freed,
     /// and waking costs a handshake. Default 60 s.
     #[serde(rename = "sleep_after_s", with = "seconds")]
@@ -206,6 +210,7 @@ impl Default for ProxConfig {
             client_relays_max: 16,
             relays_max: 4096,
             tunnel_nets: Vec::new(),
+            announce: false,
             sleep_after: Duration::from_secs(60),
             stop_grace: Duration::from_secs(10),
         }
@@ -246,6 +251,7 @@ const AT_RESTART: &[&str] = &[
     "client_relays_max",
     "relays_max",
     "tunnel_nets",
+    "announce",
     "sleep_after_s",
 ];
 
@@ -299,6 +305,7 @@ impl ProxConfig {
             client_relays_max: self.client_relays_max,
             relays_max: self.relays_max,
             tunnel_nets: self.tunnel_nets.clone(),
+            announce: self.announce,
             sleep_after: self.sleep_after,
             ..newer
         };

@@ -68,26 +68,26 @@ pub enum ControlRequest {
     Invitations,
     /// Withdraws an open invitation.
     Withdraw {
-        /// Its number, or the name of its client.
+        /// The invitation's number, or the name of its client.
         invitation: String,
     },
     /// Lists the clients.
     Clients,
     /// Shows one client.
     Client {
-        /// Its name, its key, or the beginning of that.
+        /// The client's name, its key, or the beginning of the key.
         client: String,
     },
     /// Gives a client another name.
     Rename {
-        /// Its name, its key, or the beginning of that.
+        /// The client's name, its key, or the beginning of the key.
         client: String,
-        /// Its new name.
+        /// The client's new name.
         name: String,
     },
     /// Changes the limits of a client.
     Limit {
-        /// Its name, its key, or the beginning of that.
+        /// The client's name, its key, or the beginning of the key.
         client: String,
         /// The limits that change; none: all become those of all clients again.
         #[serde(default)]
@@ -95,7 +95,7 @@ pub enum ControlRequest {
     },
     /// Removes a client and ends its sessions.
     Remove {
-        /// Its name, its key, or the beginning of that.
+        /// The client's name, its key, or the beginning of the key.
         client: String,
     },
     /// Shows the address of the proxy and what it holds.
@@ -104,10 +104,10 @@ pub enum ControlRequest {
     Reload,
     /// Asks the devices to go on at another node, and ends the proxy when they have.
     Drain {
-        /// The address of that node; none: the nearest that each device knows.
+        /// The address of the other node; `None`: the nearest that each device knows.
         #[serde(default)]
         to: Option<SocketAddr>,
-        /// How long it may take, in seconds; what is left then is ended as by SIGTERM.
+        /// The time for moving sessions, in seconds; what is left then is ended as by SIGTERM.
         within_s: u64,
     },
     /// Hands the sockets over to the process that asks ([`TakeoverOffer`]). Nothing else is answered after it.
@@ -115,7 +115,7 @@ pub enum ControlRequest {
 }
 
 impl ControlRequest {
-    /// Whether it needs the clients of all nodes.
+    /// Whether the request needs the clients of all nodes.
     fn is_about_clients(&self) -> bool {
         match self {
             ControlRequest::Invite { .. }
@@ -293,17 +293,19 @@ async fn carry_out(
                 .map_err(in_words)?;
             let (id, expires_s) = (&listed.id, listed.expires_s);
             tracing::info!(id, name, expires_s, "made an invitation");
-            Ok(Said::Invitation(secret, host, listed))
+            Ok(ControlResult::Invitation(secret, host, listed))
         }
         ControlRequest::Invitations => {
             let open = clients.open_invitations();
             let open: Vec<Value> = open.iter().map(invitation_json).collect();
-            Ok(Said::Now(json!({"invitations": open})))
+            Ok(ControlResult::Now(json!({"invitations": open})))
         }
         ControlRequest::Withdraw { invitation } => {
             let was = clients.withdraw(&invitation).map_err(in_words)?;
             tracing::info!(id = was.id, name = was.name, "withdrew an invitation");
-            Ok(Said::Applied(json!({"invitation": invitation_json(&was)})))
+            Ok(ControlResult::Applied(
+                json!({"invitation": invitation_json(&was)}),
+            ))
         }
         ControlRequest::Clients => {
             let enrolled = clients.enrolled();
@@ -316,11 +318,13 @@ async fn carry_out(
                 add_use(&mut shown, &asked.client_usage(key));
                 shown
             }));
-            Ok(Said::Now(json!({"clients": shown})))
+            Ok(ControlResult::Now(json!({"clients": shown})))
         }
         ControlRequest::Client { client } => {
             let known = clients.find(&client).map_err(in_words)?;
-            Ok(Said::Now(json!({"client": client_json(&asked, &known)})))
+            Ok(ControlResult::Now(
+                json!({"client": client_json(&asked, &known)}),
+            ))
         }
         ControlRequest::Rename { client, name } => {
             let was = clients.rename(&client, &name).map_err(in_words)?;
@@ -330,7 +334,7 @@ async fn carry_out(
                 name,
                 "renamed a client"
             );
-            Ok(Said::Now(
+            Ok(ControlResult::Now(
                 json!({"was": was.name, "name": name, "key": show_key(&was.key)}),
             ))
         }
@@ -339,7 +343,9 @@ async fn carry_out(
             let changed = changed.map_err(in_words)?;
             let (client, name) = (show_key(&changed.key), &changed.name);
             tracing::info!(client, name, limits = ?changed.limits, "changed the limits of a client");
-            Ok(Said::Now(json!({"client": client_json(&asked, &changed)})))
+            Ok(ControlResult::Now(
+                json!({"client": client_json(&asked, &changed)}),
+            ))
         }
         ControlRequest::Remove { client } => {
             let was = clients.remove(&client).map_err(in_words)?;
@@ -348,33 +354,33 @@ async fn carry_out(
                 name = was.name,
                 "removed a client"
             );
-            Ok(Said::Applied(
+            Ok(ControlResult::Applied(
                 json!({"name": was.name, "key": show_key(&was.key)}),
             ))
         }
-        ControlRequest::Status => Ok(Said::Status),
+        ControlRequest::Status => Ok(ControlResult::Status),
         ControlRequest::Drain { to, within_s } => {
             let within = Duration::from_secs(within_s);
             asked.begin_drain(DrainOrder { to, within });
             tracing::info!(?to, within_s, "devices are asked to go on at another node");
-            Ok(Said::Now(json!({})))
+            Ok(ControlResult::Now(json!({})))
         }
         ControlRequest::TakeOver => unreachable!("it is not answered here"),
         ControlRequest::Reload => {
             let report = asked.reload()?;
-            Ok(Said::Now(
+            Ok(ControlResult::Now(
                 json!({"taken": report.taken, "at_restart": report.at_restart}),
             ))
         }
     });
-    let said: Result<Said, String> = working.await.expect("requests do not panic");
+    let said: Result<ControlResult, String> = working.await.expect("requests do not panic");
     match said? {
-        Said::Now(answer) => Ok(answer),
-        Said::Applied(answer) => {
+        ControlResult::Now(answer) => Ok(answer),
+        ControlResult::Applied(answer) => {
             prox.clients().applied().await;
             Ok(answer)
         }
-        Said::Invitation(secret, host, listed) => {
+        ControlResult::Invitation(secret, host, listed) => {
             // A device may come as soon as it has the line.
             prox.clients().applied().await;
             let mut proxy = address.clone();
@@ -382,7 +388,7 @@ async fn carry_out(
             let line = Invitation { proxy, secret }.to_line();
             Ok(json!({"line": line, "id": listed.id, "expires_s": listed.expires_s}))
         }
-        Said::Status => {
+        ControlResult::Status => {
             let holdings = prox.holdings();
             let bucket = prox.copy_bucket_status();
             let mut status = json!({
@@ -418,10 +424,10 @@ async fn carry_out(
 }
 
 /// The result of a request, before it is an answer.
-enum Said {
-    /// The answer.
+enum ControlResult {
+    /// The answer, available at once.
     Now(Value),
-    /// The answer, once the server has applied the change.
+    /// The answer that is given once the server has applied the change.
     Applied(Value),
     /// The secret of a new invitation, the host for its line, and how it is listed.
     Invitation(

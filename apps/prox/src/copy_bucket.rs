@@ -114,7 +114,7 @@ pub struct CopyBucketStatus {
     pub failing: Option<String>,
 }
 
-/// See the module.
+/// Stores copies and uploads as objects of a bucket (S3).
 #[derive(Debug)]
 pub(crate) struct CopyBucket {
     store: Arc<dyn ObjectStore>,
@@ -125,7 +125,7 @@ pub(crate) struct CopyBucket {
 
 #[derive(Debug, Default)]
 struct BucketWork {
-    /// Whether it has answered as it must.
+    /// Whether the bucket has passed its checks.
     is_checked: bool,
     /// Whether the parts of copies of earlier processes are known.
     is_listed: bool,
@@ -463,10 +463,13 @@ impl CopyBucket {
         first.map_or(Ok(()), Err)
     }
 
-    /// What is sent and removed next: not of those that have `failed` just now, and last what has failed most often.
+    /// The copies to upload and to remove next: none that have just `failed`, and last those that failed most often.
+    /// While the objects of a copy are being removed, no part of it is sent: one that arrives after they were listed would
+    /// stay.
     fn next_round(&self, failed: &HashSet<u64>) -> (Vec<(u64, u64, u64)>, Vec<u64>) {
         let work = self.work.lock();
-        let waiting = work.copies.iter().filter(|(id, _)| !failed.contains(id));
+        let is_out = |id| failed.contains(id) || work.removals.contains(id);
+        let waiting = work.copies.iter().filter(|(id, _)| !is_out(*id));
         let mut parts: Vec<_> = waiting
             .filter_map(|(id, copy)| {
                 let (part, length) = copy.next_part()?;
@@ -721,6 +724,22 @@ mod tests {
             .await
             .unwrap();
         assert!(!bench.has(1).await);
+    }
+
+    #[tokio::test]
+    async fn nothing_is_sent_of_a_copy_whose_objects_are_being_removed() {
+        let bench = Bench::new();
+        bench.unwanted(1).await;
+        // A writer that was under way says so late, before the file is gone.
+        bench.copy(1);
+        let (parts, removals) = bench.bucket.next_round(&HashSet::new());
+        assert_eq!((parts, removals), (vec![], vec![1]));
+        let later = Instant::now() + SWEEP_EVERY;
+        std::fs::remove_file(bench.copy_store.path(1)).unwrap();
+        let sent = bench.bucket.send_all(&bench.copy_store, later).await;
+        sent.unwrap();
+        assert!(!bench.has(1).await);
+        assert_eq!(bench.bucket.status(), CopyBucketStatus::default());
     }
 
     #[tokio::test]

@@ -23,7 +23,7 @@ use http::{Method, StatusCode};
 use tokio::time::Instant;
 use url::Url;
 
-use crate::origin::{OriginBody, OriginMemory, OriginResponse, Upstream, without_query};
+use crate::origin::{OriginBody, OriginConnector, OriginMemory, OriginResponse, without_query};
 use crate::pinned_copy::{PinnedCopy, strong_tag};
 use crate::quota_ledger::{QuotaExceeded, SHARED};
 use crate::retained_copies::RetainedCopies;
@@ -42,7 +42,7 @@ const HANDLES_OF_READER: usize = 2;
 
 /// The fetch of one object.
 pub(crate) struct CopyFetcher {
-    pub(crate) upstream: Arc<Upstream>,
+    pub(crate) upstream: Arc<OriginConnector>,
     /// What connections to the origin are charged to.
     pub(crate) memory: OriginMemory,
     pub(crate) retained: Weak<RetainedCopies>,
@@ -243,7 +243,7 @@ impl CopyFetcher {
         Ok(())
     }
 
-    /// Requests the rest.
+    /// Requests the bytes of the object that are missing.
     async fn carry_on(&mut self, validator: &HeaderValue) -> Result<FetchContinuation, ResetCause> {
         let have = self.spool.extent().have;
         let mut headers = self.headers.clone();

@@ -110,9 +110,9 @@ struct CopyStoreQueue {
 /// What a note tells about a copy or an upload: the first byte of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CopyNote {
-    /// A [`CopyRecord`].
+    /// A [`CopyRecord`] follows.
     Copy = b'c' as isize,
-    /// A [`StoredProgress`].
+    /// A [`StoredProgress`] follows.
     Progress = b'p' as isize,
     /// A [`RetainedRecord`]; the client's key follows the id.
     Retained = b'k' as isize,
@@ -137,7 +137,7 @@ const CACHE_SETTINGS: &[u8] = b"s";
 /// A copy that waits for its client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RetainedRecord {
-    /// When it is dropped, in milliseconds since 1970.
+    /// When the copy is dropped, in milliseconds since 1970.
     pub(crate) until_ms: u64,
 }
 

@@ -10,9 +10,9 @@ use crate::refusal::ProxRefusal;
 /// A direction of traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TrafficDirection {
-    /// To the client.
+    /// Bytes to the client.
     Down,
-    /// From the client.
+    /// Bytes from the client.
     Up,
 }
 
@@ -22,11 +22,11 @@ pub(crate) enum TrafficDirection {
 pub(crate) enum TrafficKind {
     /// Heads that were not understood yet, refusals, and requests to be enrolled.
     Other,
-    /// GET and HEAD.
+    /// Requests of method GET or HEAD.
     Fetch,
     /// Requests with a body.
     Upload,
-    /// CONNECT.
+    /// Requests of method CONNECT.
     Tunnel,
     /// RELAY and LISTEN, and the packets that are relayed.
     Relay,
@@ -65,11 +65,11 @@ impl TrafficKind {
 /// How a request for an object was answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CacheResult {
-    /// From the cache that all clients share.
+    /// The response came from the cache that all clients share.
     Hit,
-    /// From a copy of the client's own.
+    /// The response came from a copy of the client's own.
     Pinned,
-    /// From the origin.
+    /// The response came from the origin.
     Miss,
 }
 

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A session is not asked while it has a tunnel, an upload, or a copy that is being fetched: the other node would lose
-//! it, or ask the origin for bytes that are already here.
+//! it, or ask the origin for bytes that are already here. The same holds for a device that found a nearer node and asks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -70,6 +70,13 @@ impl Prox {
             lasted_ms = begun.elapsed().as_millis() as u64,
             "the devices were asked to go on at another node; this one ends"
         );
+    }
+
+    /// Lets devices that found a nearer node go on there, without end. It does nothing without a shared store.
+    pub async fn answer_move_questions(self: Arc<Self>, server: Arc<Server>) {
+        server
+            .answer_move_questions(&|memos| self.are_whole(memos))
+            .await;
     }
 
     async fn ask_the_rest(&self, server: &Server, order: DrainOrder) {

@@ -22,6 +22,6 @@ pub(crate) struct DrainState {
     pub(crate) order: Mutex<Option<DrainOrder>>,
     /// Wakes the task that waits for an order.
     pub(crate) ordered: Notify,
-    /// What is left, since the last request to move.
+    /// How many sessions the last request asked to move, and how many could not.
     pub(crate) progress: Mutex<Option<MoveReport>>,
 }

@@ -34,7 +34,8 @@ pub const ENROLLING_MAX: usize = 16;
 pub const ENROLMENT_MAX: Duration = Duration::from_secs(15);
 /// How often sessions of devices that were not enrolled are looked at, while there may be some.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How often it is written down when clients were last seen, and what they have transferred.
+/// The interval at which the times of clients' last connections, and what they have transferred,
+/// are stored.
 const SAVE_EVERY: Duration = Duration::from_secs(60);
 
 /// Serves a flow of a device that is no client: the request to be enrolled, and nothing else.

@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use cedos_http::ByteRanges;
 use d2tp_driver::{DatagramSender, FlowIo, MemoryCharge, ResetCause};
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::address_key::address_of;
 use crate::answer::{self, AnswerSource};
@@ -141,6 +142,7 @@ async fn serve_new<F: FlowIo>(
         copy: &of_copy.copy,
         end: of_copy.end,
         reports_to: of_copy.reports_to.take(),
+        unrecorded: of_copy.unrecorded.take(),
     });
     let new = MemoState::New;
     let outcome = send(flow, prox, &mut watch, record, source, part, new).await;
@@ -160,7 +162,7 @@ fn boxed<F: Future>(memory: &mut MemoryCharge, part: F) -> Option<Pin<Box<F>>> {
 /// An answer that is ready to be sent.
 struct PreparedAnswer {
     source: AnswerSource,
-    /// The copy that it is read from, if it has a body.
+    /// The copy that the answer is read from, if it has a body.
     of_copy: Option<PreparedPart>,
 }
 
@@ -180,6 +182,8 @@ struct PreparedPart {
     /// The end of the part; none is the end of the copy.
     end: Option<u64>,
     reports_to: Option<DatagramSender>,
+    /// Held until the copy is recorded.
+    unrecorded: Option<TaskTrackerToken>,
     guard: ResetGuard,
 }
 
@@ -252,9 +256,9 @@ async fn prepare<F: FlowIo>(
             record.traffic.set_kind(TrafficKind::Mailbox);
             mailbox::serve(flow, prox, watch, record, number).await
         }
-        Ok(ProxRequest::PacketTunnel) => {
+        Ok(ProxRequest::PacketTunnel { answers_only }) => {
             record.traffic.set_kind(TrafficKind::Packets);
-            packet_tunnel::serve(flow, prox, watch, record).await
+            packet_tunnel::serve(flow, prox, watch, record, answers_only).await
         }
         // A client without D2TP has no key, and would show the secret to its network.
         Ok(ProxRequest::Enrol(_)) if address_of(&flow.peer()).is_some() => {
@@ -292,7 +296,13 @@ async fn prepare_fetch<F: FlowIo>(
     request: &FetchRequest,
 ) -> Result<PreparedAnswer, ProxFlowOutcome> {
     let client = flow.peer();
-    let _unanswered = prox.unanswered.token();
+    let unanswered = prox.unanswered.token();
+    let unrecorded = prox.unrecorded.token();
+    if prox.unanswered.is_closed() && is_device(flow) {
+        // What is asked now might not be recorded any more: the device asks the next process.
+        drop((unanswered, unrecorded));
+        return Err(watch.gone(flow, prox).await.outcome());
+    }
     let known = match (&request.range, &request.if_range) {
         (Some(_), Some(if_range)) if !request.head_only => {
             prox.retained.find(client, request, if_range)
@@ -346,10 +356,19 @@ async fn prepare_fetch<F: FlowIo>(
     };
     record.served = opened.served;
     let prepared = prepare_copy(flow, prox, watch, record, request, &opened).await;
-    if let Err(outcome) = &prepared {
-        retain_copy(flow, prox, outcome, opened.copy);
+    match prepared {
+        Ok((source, part)) => Ok(PreparedAnswer {
+            source,
+            of_copy: Some(PreparedPart {
+                unrecorded: Some(unrecorded),
+                ..part
+            }),
+        }),
+        Err(outcome) => {
+            retain_copy(flow, prox, &outcome, opened.copy);
+            Err(outcome)
+        }
     }
-    prepared
 }
 
 /// Prepares an answer from a copy, which may still grow.
@@ -360,7 +379,7 @@ async fn prepare_copy<F: FlowIo>(
     record: &mut FlowLogRecord,
     request: &FetchRequest,
     opened: &OpenedCopy,
-) -> Result<PreparedAnswer, ProxFlowOutcome> {
+) -> Result<(AnswerSource, PreparedPart), ProxFlowOutcome> {
     let copy = &opened.copy;
     let ranges = ranges_of(request, copy);
     let (part, total) = loop {
@@ -400,13 +419,12 @@ async fn prepare_copy<F: FlowIo>(
         copy: copy.clone(),
         end,
         reports_to: supply_reports(flow, request.reports_supply),
+        unrecorded: None,
         guard,
     };
     let token = part.guard.token();
-    Ok(PreparedAnswer {
-        source: AnswerSource::of_copy(head, copy.clone(), start, end, token),
-        of_copy: Some(part),
-    })
+    let source = AnswerSource::of_copy(head, copy.clone(), start, end, token);
+    Ok((source, part))
 }
 
 /// Whether the client speaks D2TP.

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use d2tp_driver::{DatagramSender, FlowIo, SendSource};
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::answer::{self, AnswerSource};
 use crate::flow_memo::FlowMemo;
@@ -26,13 +27,15 @@ pub(crate) enum MemoState {
     Never,
 }
 
-/// The copy that an answer is read from.
+/// The part of an answer that is read from a copy.
 pub(crate) struct AnswerPart<'a> {
     pub(crate) copy: &'a Arc<PinnedCopy>,
     /// The end of the part; none is the end of the copy.
     pub(crate) end: Option<u64>,
     /// Where reports on the server's supply go, if the device asked for them.
     pub(crate) reports_to: Option<DatagramSender>,
+    /// Held until the copy is recorded, or cannot be.
+    pub(crate) unrecorded: Option<TaskTrackerToken>,
 }
 
 /// Sends a response on the flow, and watches until the flow is over or its copy fails.
@@ -47,15 +50,19 @@ pub(crate) async fn send<F: FlowIo>(
 ) -> ProxFlowOutcome {
     let traffic = record.traffic.clone();
     let source = Arc::new(source.metered(&traffic));
-    let (copy, reports_to) = match part {
-        Some(part) => (Some((part.copy, part.end)), part.reports_to),
-        None => (None, None),
+    let (copy, reports_to, mut unrecorded) = match part {
+        Some(part) => (
+            Some((part.copy, part.end)),
+            part.reports_to,
+            part.unrecorded,
+        ),
+        None => (None, None, None),
     };
     let id = flow.id();
     let reporting = traffic.supply.report(reports_to.as_ref(), id);
     let mut reporting = std::pin::pin!(reporting);
     let slept = keeping == MemoState::Existing;
-    let mut kept = keeping != MemoState::New;
+    let mut is_settled = keeping != MemoState::New;
     if slept {
         flow.resume_source(source.clone() as Arc<dyn SendSource>);
     } else {
@@ -73,12 +80,13 @@ pub(crate) async fn send<F: FlowIo>(
     };
     // Only what the copy store knows can be promised.
     let stored = async {
-        if let (Some((copy, _)), Some(copy_store), false) = (copy, &prox.copy_store, slept) {
-            let total = copy.body.extent().total;
-            let entry = copy.head.entry(copy.body.client(), &copy.request, total);
-            if copy_store.record_copy(copy.id, &entry).await.is_err() {
-                std::future::pending::<()>().await;
+        match (copy, &prox.copy_store, slept) {
+            (Some((copy, _)), Some(copy_store), false) => {
+                let total = copy.body.extent().total;
+                let entry = copy.head.entry(copy.body.client(), &copy.request, total);
+                copy_store.record_copy(copy.id, &entry).await.is_ok()
             }
+            _ => true,
         }
     };
     let mut stored = std::pin::pin!(stored);
@@ -94,12 +102,16 @@ pub(crate) async fn send<F: FlowIo>(
             gone = watch.gone(flow, prox) => break gone.outcome(),
             cause = &mut failed => break ProxFlowOutcome::Reset(cause),
             never = &mut reporting => match never {},
-            () = &mut stored, if !kept => {
-                kept = true;
-                flow.allow_hibernation(memo.encode());
+            is_stored = &mut stored, if !is_settled => {
+                is_settled = true;
+                if is_stored {
+                    flow.allow_hibernation(memo.encode());
+                }
+                unrecorded = None;
             }
         }
     };
+    drop(unrecorded);
     record.bytes_down = source.sent();
     outcome
 }

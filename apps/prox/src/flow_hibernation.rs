@@ -91,7 +91,6 @@ impl Prox {
                 }
                 (copy, _) => drop(copy),
             }
-            self.retained.remove_if_empty(client);
         }
     }
 
@@ -102,7 +101,7 @@ impl Prox {
         }
     }
 
-    /// Has copies stay where they are when the process ends, also by an error.
+    /// Keeps copies where they are when the process ends, also by an error.
     pub fn keep_copies_at_exit(self: &Arc<Prox>) -> KeptCopies {
         KeptCopies(self.clone())
     }
@@ -185,6 +184,7 @@ pub(crate) async fn serve_resumed<F: FlowIo>(
         copy: &copy,
         end: memo.end,
         reports_to: flow.datagram_sender().filter(|_| memo.reports_supply),
+        unrecorded: None,
     };
     let part = Some(part);
     let outcome = send(
@@ -228,7 +228,5 @@ pub(crate) fn retain_copy<F: FlowIo>(
             .retain(client, copy, grace, prox.config().client_kept_max);
     } else {
         copy.on_reader_gone();
-        drop(copy);
-        prox.retained.remove_if_empty(client);
     }
 }

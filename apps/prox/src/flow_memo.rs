@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::flow_report::ServedFrom;
 
-/// What is needed to resume serving a flow.
+/// The state that a server needs to resume a flow.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct FlowMemo {
     /// The copy that the flow reads; none if the whole response is in `head`.

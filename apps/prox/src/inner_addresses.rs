@@ -48,7 +48,7 @@ pub(crate) struct InnerAddressPair {
 }
 
 impl InnerAddressPair {
-    /// Both addresses.
+    /// The IPv4 and the IPv6 address, as far as there are any.
     pub(crate) fn all(&self) -> impl Iterator<Item = IpAddr> {
         let v6 = self.v6.map(IpAddr::from);
         [IpAddr::from(self.v4)].into_iter().chain(v6)
@@ -90,7 +90,7 @@ impl InnerNets {
         Ok(InnerNets { v4, v6 })
     }
 
-    /// The networks.
+    /// The IPv4 and the IPv6 network of inner addresses, as far as there are any.
     pub(crate) fn all(&self) -> impl Iterator<Item = IpNet> {
         let v6 = self.v6.map(IpNet::from);
         [IpNet::from(self.v4)].into_iter().chain(v6)
@@ -168,7 +168,7 @@ impl InnerAddresses {
         })
     }
 
-    /// The networks.
+    /// The IPv4 and the IPv6 network of inner addresses, as far as there are any.
     pub(crate) fn nets(&self) -> InnerNets {
         self.nets
     }

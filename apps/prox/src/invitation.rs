@@ -47,7 +47,7 @@ impl InvitationSecret {
         InvitationSecret(secret)
     }
 
-    /// When it expires, in seconds since 1970.
+    /// When the invitation expires, in seconds since 1970.
     pub fn expires_s(&self) -> u64 {
         let (_, bytes) = self.0.split_last_chunk().expect("it has four and more");
         u64::from(u32::from_be_bytes(*bytes))
@@ -177,6 +177,7 @@ mod tests {
                 stream: Some(8443),
                 nodes: Default::default(),
                 requires_hybrid: false,
+                round_trip: None,
             },
             secret,
         };

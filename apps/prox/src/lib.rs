@@ -24,7 +24,7 @@
 //! A file needs only files of its own row and of the rows below it.
 //!
 //! ```text
-//!  programs    serve · listener · control · metrics · acme  flows come in, and the operator's requests
+//!  programs    serve · listener · http2_conn · control · metrics · acme  flows come in, and the operator's requests
 //!  flows       flow                                        one flow, from its first byte to its end
 //!              enrolment · shared_clients · client_use · relay · tunnel · packet_tunnel · upload · flow_hibernation · flow_answer · flow_watch · metered_flow
 //!              restore · upload_sender                    what an earlier process left
@@ -35,8 +35,8 @@
 //!              access_log · packet_network · tunnel_dns · tunnel_rules · tunnel_helper
 //!  origins     origin · origin_pool · dial · egress · tls · bucket_http
 //!  facts       request · request_head · answer · flow_report · flow_memo · range · refusal · config
-//!              stream_flow · address_key · key_text · invitation · private_file
-//!              packet_filter · inner_addresses · client_traffic · client_records · client_store_error · client_limits · usage_note · token_bucket · counters
+//!              stream_flow · http2_flow · tcp_flow · address_key · key_text · invitation · private_file
+//!              packet_filter · inner_addresses · client_traffic · traffic_table · client_records · client_store_error · client_limits · usage_note · token_bucket · counters
 //! ```
 //!
 //! [`run`] serves a [`FlowListener`]; [`serve_flow`] serves one flow. `docs/proxy.md` lists every
@@ -74,6 +74,9 @@ mod flow_memo;
 mod flow_report;
 mod flow_watch;
 mod hibernated_copies;
+mod hibernation_count;
+mod http2_conn;
+mod http2_flow;
 mod inner_addresses;
 mod invitation;
 mod key_text;
@@ -102,6 +105,7 @@ mod request_head;
 mod restore;
 mod retained_copies;
 mod serve;
+mod service_announcement;
 mod shared_cache;
 mod shared_clients;
 mod shared_copies;
@@ -112,8 +116,10 @@ mod stored_upload;
 mod stream_flow;
 mod supply_meter;
 mod takeover;
+mod tcp_flow;
 mod tls;
 mod token_bucket;
+mod traffic_table;
 mod tunnel;
 mod tunnel_dns;
 mod tunnel_helper;
@@ -155,10 +161,11 @@ pub use request::HEADERS_MAX;
 pub use request::check_head;
 pub use request_head::HEAD_BYTES_MAX;
 pub use serve::{FlowListener, accept_until, finish_within_grace, run, serve};
-pub use stream_flow::StreamFlow;
+pub use service_announcement::ServiceAnnouncement;
 pub use takeover::{
     ProxyTakeover, Standby, StandbyOutcome, TakeoverOffer, await_replacement, is_standby,
 };
+pub use tcp_flow::TcpFlow;
 pub use tls::ProxTlsError;
 pub use tunnel::TUNNEL_BUFFER_BYTES;
 pub use tunnel_helper::{TunnelHelper, serve_tunnel_helper};

@@ -1,7 +1,8 @@
 //! The listener for clients without D2TP: an HTTP proxy on a TCP port, which takes kernel MPTCP as well.
 //!
 //! ```text
-//!  any program ── TCP or MPTCP ──▶ listener.rs ──▶ stream_flow.rs ──▶ flow.rs, as for D2TP
+//!  any program ── TCP or MPTCP ──▶ listener.rs ─┬─ HTTP/1.1 ──▶ stream_flow.rs ─┬─▶ flow.rs, as for D2TP
+//!                              the first bytes say └─ HTTP/2 ──▶ http2_conn.rs ────┘
 //! ```
 //!
 //! With MPTCP the connection outlives the loss of a network, and needs only the client's kernel.
@@ -9,27 +10,53 @@
 //! other networks are reset before a byte is read. For the ledger and the retained copies an
 //! address is a client, under a key that represents it.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use d2tp_tcp::multipath;
-use tokio::net::TcpListener;
+use futures_util::future::BoxFuture;
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::address_key::key_of;
+use crate::flow::task_bytes_of;
+use crate::http2_conn::{Http2Flows, serve_http2};
 use crate::prox::Prox;
 use crate::serve::FlowListener;
 use crate::stream_flow::StreamFlow;
+use crate::tcp_flow::TcpFlow;
 
 /// How long to wait when the system is out of descriptors: some connections may end meanwhile.
 const PATIENCE: Duration = Duration::from_millis(50);
 
+/// How long a client may say nothing before its connection is served as one of HTTP/1.1, where it counts as a flow. A
+/// client of HTTP/2 begins as soon as it is connected (RFC 9113 §3.4).
+const FIRST_BYTES_WITHIN: Duration = Duration::from_secs(10); // a guess
+
+/// Streams of HTTP/2 on their way to being served; further ones are refused.
+const QUEUED_STREAMS_MAX: usize = 256; // a guess
+
+/// A connection that has begun.
+struct BegunConnection {
+    flow: StreamFlow,
+    from: IpAddr,
+    is_http2: bool,
+}
+
 /// A TCP port that accepts flows.
 pub struct TcpFlowListener {
     listener: TcpListener,
-    prox: Arc<Prox>,
-    flows: u64,
+    /// Connections that may still begin with HTTP/2.
+    beginning: FuturesUnordered<BoxFuture<'static, BegunConnection>>,
+    /// Streams of HTTP/2.
+    streams: mpsc::Receiver<TcpFlow>,
+    shared: Http2Flows,
+    _closes_when_dropped: DropGuard,
 }
 
 impl TcpFlowListener {
@@ -50,52 +77,111 @@ impl TcpFlowListener {
         prox: Arc<Prox>,
     ) -> std::io::Result<TcpFlowListener> {
         listener.set_nonblocking(true)?;
+        let (flows, streams) = mpsc::channel(QUEUED_STREAMS_MAX);
+        let closing = CancellationToken::new();
         Ok(TcpFlowListener {
             listener: TcpListener::from_std(listener)?,
-            prox,
-            flows: 0,
+            beginning: FuturesUnordered::new(),
+            streams,
+            shared: Http2Flows {
+                prox,
+                flows,
+                last_number: Arc::new(AtomicU64::new(0)),
+                closing: closing.clone(),
+            },
+            _closes_when_dropped: closing.drop_guard(),
         })
     }
 
-    /// Where it listens.
+    /// The address that the listener is bound to.
     ///
     /// # Errors
     /// What the system says.
     pub fn local_addr(&self) -> std::io::Result<SocketAddr> {
         self.listener.local_addr()
     }
+
+    /// Lets a connection in, and waits for its first bytes meanwhile.
+    fn begin(&self, stream: TcpStream, from: IpAddr) {
+        let prox = &self.shared.prox;
+        if !prox.config().admits(from) {
+            tracing::debug!(%from, "refused a client");
+            let _ = multipath::reset(stream.as_fd());
+            return;
+        }
+        let _ = stream.set_nodelay(true);
+        let number = 1 + self.shared.last_number.fetch_add(1, Ordering::Relaxed);
+        let key = key_of(from);
+        let account = prox.memory_account(key);
+        let sockets = prox.socket_account(key);
+        let task_bytes = task_bytes_of::<TcpFlow>();
+        let flow = StreamFlow::new(stream, number, key, &account, &sockets, task_bytes);
+        let Some(mut flow) = flow else {
+            return tracing::debug!(%from, "no memory for another connection");
+        };
+        tracing::debug!(%from, flow = number, "let in");
+        let closing = self.shared.closing.clone();
+        self.beginning.push(Box::pin(async move {
+            let is_http2 = tokio::select! {
+                biased;
+                is_http2 = flow.begins_http2() => is_http2,
+                () = tokio::time::sleep(FIRST_BYTES_WITHIN) => false,
+                () = closing.cancelled() => false,
+            };
+            BegunConnection {
+                flow,
+                from,
+                is_http2,
+            }
+        }));
+    }
+
+    /// The flow that a connection is; none if its streams are.
+    fn flow_of(&self, begun: BegunConnection) -> Option<TcpFlow> {
+        if !begun.is_http2 {
+            return Some(TcpFlow::Connection(begun.flow));
+        }
+        tracing::debug!(from = %begun.from, "speaks HTTP/2");
+        tokio::spawn(serve_http2(begun.flow, begun.from, self.shared.clone()));
+        None
+    }
 }
 
 impl FlowListener for TcpFlowListener {
-    type Flow = StreamFlow;
+    type Flow = TcpFlow;
 
-    async fn accept(&mut self) -> Option<StreamFlow> {
+    async fn accept(&mut self) -> Option<TcpFlow> {
         loop {
-            let (stream, from) = match self.listener.accept().await {
-                Ok(accepted) => accepted,
-                Err(error) => {
-                    tracing::warn!(%error, "cannot accept on the TCP port");
-                    tokio::time::sleep(PATIENCE).await;
-                    continue;
+            tokio::select! {
+                Some(flow) = self.streams.recv() => return Some(flow),
+                Some(begun) = self.beginning.next() => {
+                    if let Some(flow) = self.flow_of(begun) {
+                        return Some(flow);
+                    }
                 }
-            };
-            let from = from.ip().to_canonical();
-            if !self.prox.config().admits(from) {
-                tracing::debug!(%from, "refused a client");
-                let _ = multipath::reset(stream.as_fd());
-                continue;
+                accepted = self.listener.accept() => match accepted {
+                    Ok((stream, from)) => self.begin(stream, from.ip().to_canonical()),
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot accept on the TCP port");
+                        tokio::time::sleep(PATIENCE).await;
+                    }
+                },
             }
-            let _ = stream.set_nodelay(true);
-            self.flows += 1;
-            let key = key_of(from);
-            let account = self.prox.memory_account(key);
-            let sockets = self.prox.socket_account(key);
-            match StreamFlow::new(stream, self.flows, key, &account, &sockets) {
-                Some(flow) => {
-                    tracing::debug!(%from, flow = self.flows, "let in");
-                    return Some(flow);
+        }
+    }
+
+    async fn accept_last(&mut self) -> Option<TcpFlow> {
+        self.shared.closing.cancel();
+        self.streams.close();
+        loop {
+            tokio::select! {
+                Some(flow) = self.streams.recv() => return Some(flow),
+                Some(begun) = self.beginning.next() => {
+                    if let Some(flow) = self.flow_of(begun) {
+                        return Some(flow);
+                    }
                 }
-                None => tracing::debug!(%from, "no memory for another connection"),
+                else => return None,
             }
         }
     }

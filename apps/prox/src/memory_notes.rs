@@ -39,12 +39,12 @@ impl SharedNotes {
         })
     }
 
-    /// Loses everything.
+    /// Drops all notes, as a store that was restarted does.
     pub(crate) fn empty(&self) {
         self.notes.lock().clear();
     }
 
-    /// Everything, as it is now.
+    /// A copy of all notes.
     pub(crate) fn copy(&self) -> HashMap<Vec<u8>, Vec<u8>> {
         self.notes.lock().clone()
     }

@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use crate::client_traffic::FlowTraffic;
 use crate::counters::TrafficDirection;
 
-/// See the module.
+/// A flow whose bytes count against its client's limits.
 pub(crate) struct MeteredFlow<F> {
     flow: F,
     traffic: Arc<FlowTraffic>,

@@ -55,13 +55,13 @@ impl MetricFamily {
         }
     }
 
-    /// Its values are bytes.
+    /// Returns the family with the unit bytes.
     fn in_bytes(mut self) -> MetricFamily {
         self.unit = Some(Unit::Bytes);
         self
     }
 
-    /// Its only value.
+    /// Returns the family with a single value, without labels.
     fn of(mut self, value: u64) -> MetricFamily {
         self.samples.push((Vec::new(), value));
         self

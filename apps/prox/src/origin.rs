@@ -63,7 +63,7 @@ const H2_WINDOW_BYTES_MIN: u32 = 65_535; // RFC 9113 §6.9.2: a connection canno
 pub(crate) const PSEUDONYM: &str = "d2prox";
 
 /// The connector to origins.
-pub(crate) struct Upstream {
+pub(crate) struct OriginConnector {
     counters: Arc<ProxCounters>,
     pub(crate) filter: EgressFilter,
     pub(crate) resolver: Arc<dyn Resolve>,
@@ -189,14 +189,14 @@ impl OriginBody {
     }
 }
 
-impl Upstream {
+impl OriginConnector {
     /// The connector that these settings describe.
     pub(crate) fn new(
         config: &ProxConfig,
         resolver: Arc<dyn Resolve>,
         counters: Arc<ProxCounters>,
-    ) -> Result<Upstream, ProxTlsError> {
-        Ok(Upstream {
+    ) -> Result<OriginConnector, ProxTlsError> {
+        Ok(OriginConnector {
             counters,
             filter: EgressFilter {
                 allow_private: config.allow_private,

@@ -51,7 +51,7 @@ pub(crate) struct OriginPoolKey {
     origin: String,
 }
 
-/// Idle connections.
+/// Idle connections to origins.
 #[derive(Default)]
 pub(crate) struct OriginPool {
     idle: Mutex<HashMap<OriginPoolKey, Vec<IdleConn>>>,

@@ -13,15 +13,15 @@ const DNS_PORT: u16 = 53;
 /// Why a packet of a tunnel is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PacketDropReason {
-    /// Its headers make no sense, or are not carried.
+    /// The packet's headers are invalid or not supported.
     Header(InnerPacketError),
-    /// Its source is not an address of the client.
+    /// The packet's source is not an address of the client.
     SpoofedSource,
     /// The packet is for several hosts.
     Multicast,
     /// The packet would change its receiver's routes.
     Redirect,
-    /// Its destination is another client, or an inner address that nobody has.
+    /// The packet's destination is another client, or an inner address that nobody has.
     OtherClient,
     /// The proxy may not reach its destination.
     AddressRefused,
@@ -29,12 +29,14 @@ pub(crate) enum PacketDropReason {
     PortRefused,
     /// The client's limits do not allow it now.
     OverLimit,
-    /// Its client has no tunnel now.
+    /// The packet's client has no tunnel now.
     NoTunnel,
     /// The packet is larger than the tunnel carries.
     TooBig,
     /// The client's session has no room: the packet waited too long, or too many wait.
     QueueFull,
+    /// Only metered networks are up at the client, which pays for answers there.
+    Unasked,
 }
 
 impl PacketDropReason {
@@ -54,6 +56,7 @@ impl PacketDropReason {
             PacketDropReason::NoTunnel => "no_tunnel",
             PacketDropReason::TooBig => "too_big",
             PacketDropReason::QueueFull => "queue_full",
+            PacketDropReason::Unasked => "unasked",
         }
     }
 }

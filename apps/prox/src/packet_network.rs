@@ -11,29 +11,30 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use d2tp_driver::{Connection, HostKey, MemoryCharge};
 use d2tp_tunnel::{
-    INNER_MTU_MAX, InnerPacket, PacketSource, SystemCommandError, TunBatch, TunDevice, TunError,
-    TunWriter, inner_mtu, packet_too_big,
+    AnswersOnly, INNER_MTU_MAX, INNER_MTU_MIN, InnerMtu, InnerPacket, MeteredFilter, PacketSource,
+    SystemCommandError, TunBatch, TunDevice, TunError, TunWriter, packet_too_big,
 };
 use ipnet::IpNet;
 use parking_lot::{Mutex, RwLock};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::client_traffic::{ClientTraffic, TrafficTable};
+use crate::client_traffic::ClientTraffic;
 use crate::counters::{ProxCounters, TrafficDirection};
 use crate::inner_addresses::{InnerAddressPair, InnerAddresses, InnerNets};
 use crate::packet_filter::{PacketDropReason, check_packet_to_client};
 use crate::refusal::ProxRefusal;
+use crate::traffic_table::TrafficTable;
 use crate::tunnel_dns::serve_names;
 use crate::tunnel_helper::TunnelHelper;
 use crate::tunnel_rules::{DEVICE, TunnelRules};
 
-/// How often it is tried to have a device that another process is about to release.
+/// The delay before another attempt to open a device that another process is about to release.
 const CREATE_AGAIN: Duration = Duration::from_millis(200);
 
 /// Why packet tunnels cannot be served.
@@ -61,17 +62,22 @@ pub(crate) struct PacketAttachment {
     pub(crate) replaced: CancellationToken,
     /// Packets that wait for room in the session.
     pub(crate) source: Arc<PacketSource>,
+    /// What may leave over metered links, where the client restricts that.
+    pub(crate) answers: Option<Arc<AnswersOnly>>,
+    inner_mtu: Mutex<InnerMtu>,
     /// How many packets the source had dropped when that was last counted.
     dropped: AtomicU64,
+    /// How many packets had been dropped because the client pays for answers only, when that was last counted.
+    unasked: AtomicU64,
 }
 
-/// See the module.
+/// The network of inner addresses, with its TUN device and the clients that have tunnels.
 pub(crate) struct PacketNetwork {
     addresses: InnerAddresses,
     counters: Arc<ProxCounters>,
     traffic: Arc<TrafficTable>,
     attached: RwLock<HashMap<IpAddr, Arc<PacketAttachment>>>,
-    /// Who changes the system's network, where this process may not.
+    /// The helper process that changes the system's network, where this process may not.
     helper: Option<TunnelHelper>,
     /// The device; none before another process has released it.
     device: Mutex<Option<OpenDevice>>,
@@ -202,15 +208,23 @@ impl PacketNetwork {
         client: HostKey,
         connection: Connection,
         memory: MemoryCharge,
+        answers_only: bool,
     ) -> Result<Arc<PacketAttachment>, ProxRefusal> {
-        let source = Arc::new(PacketSource::new(memory));
+        let answers = answers_only.then(Arc::<AnswersOnly>::default);
+        let filter = answers
+            .clone()
+            .map(|answers| answers as Arc<dyn MeteredFilter>);
+        let source = Arc::new(PacketSource::with_filter(memory, filter));
         let attachment = Arc::new(PacketAttachment {
             addresses: self.addresses.of(client)?,
             connection,
             traffic: self.traffic.of(client),
             replaced: CancellationToken::new(),
             source: source.clone(),
+            answers,
+            inner_mtu: Mutex::new(InnerMtu::new(INNER_MTU_MIN)),
             dropped: AtomicU64::new(0),
+            unasked: AtomicU64::new(0),
         });
         let mut attached = self.attached.write();
         // Under the lock: the source of the tunnel that is in the table is the session's.
@@ -280,6 +294,7 @@ impl PacketNetwork {
             for (reason, dropped) in [
                 (PacketDropReason::TooBig, too_big),
                 (PacketDropReason::QueueFull, late),
+                (PacketDropReason::Unasked, to.newly_unasked()),
             ] {
                 if dropped > 0 {
                     self.counters
@@ -295,10 +310,12 @@ impl PacketAttachment {
     /// Sends packets to the client as its session has room, and returns how many were too large. Their senders get
     /// `answers`.
     fn send(&self, packets: &[&[u8]], answers: &mut Vec<Bytes>) -> u64 {
-        let Some(datagram_max) = self.connection.datagram_max() else {
+        if self.connection.datagram_max().is_none() {
+            // The session is over.
             return 0;
-        };
-        let mtu = inner_mtu(datagram_max);
+        }
+        let carried = self.connection.datagram_max_now();
+        let mtu = self.inner_mtu.lock().follow(Instant::now(), carried);
         let answered = answers.len();
         let fitting = packets.iter().copied().filter(|packet| {
             if packet.len() <= usize::from(mtu) {
@@ -314,8 +331,10 @@ impl PacketAttachment {
             answers.extend(answer.map(Bytes::from));
             !is_refused
         });
-        self.source.push(&self.connection, fitting);
-        (answers.len() - answered) as u64
+        let closed_windows = self.source.push(&self.connection, fitting);
+        let too_big = (answers.len() - answered) as u64;
+        answers.extend(closed_windows);
+        too_big
     }
 
     /// How many packets were dropped since the last call because they waited too long, or the queue was full.
@@ -323,6 +342,11 @@ impl PacketAttachment {
         let (counts, too_long) = self.source.counts();
         let all = counts.dropped() + too_long;
         all - self.dropped.swap(all, Ordering::Relaxed)
+    }
+
+    fn newly_unasked(&self) -> u64 {
+        let all = self.answers.as_ref().map_or(0, |answers| answers.refused());
+        all - self.unasked.swap(all, Ordering::Relaxed)
     }
 }
 

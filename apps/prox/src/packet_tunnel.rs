@@ -71,9 +71,10 @@ pub(crate) async fn serve<F: FlowIo>(
     prox: &Arc<Prox>,
     watch: &mut FlowWatch,
     record: &mut FlowLogRecord,
+    answers_only: bool,
 ) -> ProxFlowOutcome {
     record.asked = "CONNECT-IP".to_owned();
-    let (network, attachment) = match attach(flow, prox) {
+    let (network, attachment) = match attach(flow, prox, answers_only) {
         Ok(attached) => attached,
         Err(refusal) => return refuse(flow, prox, watch, record, &refusal, false).await,
     };
@@ -102,6 +103,7 @@ pub(crate) async fn serve<F: FlowIo>(
 fn attach<F: FlowIo>(
     flow: &F,
     prox: &Prox,
+    answers_only: bool,
 ) -> Result<(Arc<PacketNetwork>, Arc<PacketAttachment>), ProxRefusal> {
     let network = prox.packet_network.get();
     // A client without D2TP has no session whose datagrams could carry packets.
@@ -109,7 +111,7 @@ fn attach<F: FlowIo>(
     let (network, session) = network.ok_or(ProxRefusal::NoPacketTunnels)?;
     network.tun().ok_or(ProxRefusal::Stopping)?;
     let memory = prox.memory_account(flow.peer()).charge();
-    let attachment = network.attach(flow.peer(), session, memory)?;
+    let attachment = network.attach(flow.peer(), session, memory, answers_only)?;
     Ok((network.clone(), attachment))
 }
 
@@ -169,6 +171,9 @@ async fn carry<F: FlowIo>(
                 Ok(packet) => packet,
                 Err(error) => return broken(error),
             };
+            if let (Some(answers), Some(packet)) = (&attachment.answers, &packet) {
+                answers.on_asked(packet);
+            }
             let accepted = packet
                 .is_some_and(|packet| accept([packet], &mut writer, prox, network, attachment));
             if !accepted {
@@ -220,5 +225,8 @@ fn accept(
             Err(reason) => network.on_drop(reason),
         }
     }
+    attachment
+        .source
+        .on_received(&attachment.connection, &mut accepted);
     tun.send(writer, &accepted).is_ok()
 }

@@ -6,12 +6,14 @@ use std::time::{Duration, SystemTime};
 use d2tp_driver::HostKey;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{StatusCode, Version};
+use parking_lot::Mutex;
 use tokio_util::task::AbortOnDropHandle;
 use url::Url;
 
 use crate::copy_store::{self, CopyRecord};
 use crate::origin::OriginResponse;
 use crate::request::{FetchRequest, STREAM_PORT, strip_hop_by_hop};
+use crate::retained_copies::CopyListing;
 use crate::shared_cache::SharedCache;
 use crate::spooled_body::SpooledBody;
 
@@ -56,6 +58,8 @@ pub(crate) struct PinnedCopy {
     pub(crate) request: CopyRequest,
     /// The cache that may hold it, to be told when nobody reads it any more.
     pub(crate) cache: Weak<SharedCache>,
+    /// Where the copy is listed for clients.
+    pub(crate) listings: Mutex<Vec<CopyListing>>,
     pub(crate) _fetch: AbortOnDropHandle<()>,
 }
 

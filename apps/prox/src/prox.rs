@@ -18,7 +18,6 @@ use crate::access_log::{AccessDetail, AccessLog};
 use crate::address_key::address_of;
 use crate::client_limits::ClientLimitTable;
 use crate::client_store::ClientStore;
-use crate::client_traffic::TrafficTable;
 use crate::config::{ProxConfig, ReloadReport};
 use crate::copy_bucket::{CHECK_WITHIN, CopyBucket, CopyBucketError};
 use crate::copy_fetcher::CopyFetcher;
@@ -28,9 +27,10 @@ use crate::dial::{Resolve, SystemResolver};
 use crate::drain_state::DrainState;
 use crate::flow_report::{FlowLogRecord, ProxFlowReport};
 use crate::hibernated_copies::HibernatedCopies;
+use crate::hibernation_count::HibernationCount;
 use crate::key_text::show_key;
 use crate::mailbox_table::MailboxTable;
-use crate::origin::{OriginBody, OriginMemory, OriginResponse, Upstream};
+use crate::origin::{OriginBody, OriginConnector, OriginMemory, OriginResponse};
 use crate::packet_network::PacketNetwork;
 use crate::pinned_copy::{CopyHead, CopyRequest, PinnedCopy};
 use crate::quota_ledger::{FlowPermit, QuotaExceeded, QuotaLedger, SHARED};
@@ -43,6 +43,7 @@ use crate::shared_usage::SharedUsage;
 use crate::spooled_body::{SpoolError, SpoolFile, SpoolStatus, SpooledBody};
 use crate::stored_upload::StoredUpload;
 use crate::tls::ProxTlsError;
+use crate::traffic_table::TrafficTable;
 use crate::upload_table::{UploadRoom, UploadTable};
 
 /// How long a flow above the limit waits for another to end: one that is over may still be counted.
@@ -72,9 +73,9 @@ pub enum ProxStartError {
     /// The directory for spilled copies is not usable.
     #[error("cannot write in the state directory {path}: {cause}; choose another with --state-dir")]
     StateDir {
-        /// The directory.
+        /// The directory that cannot be used.
         path: String,
-        /// The system's error.
+        /// The error of the operating system.
         cause: std::io::Error,
     },
     /// The bucket of copies must not be used.
@@ -100,6 +101,8 @@ pub struct ProxHoldings {
     pub retained_uploads: usize,
     /// Copies that hibernated flows read.
     pub hibernated_copies: usize,
+    /// Clients of which copies are listed in memory: flows read them, or the clients may come back for them.
+    pub listed_clients: usize,
     /// Responses in the cache that all clients share.
     pub cached_responses: usize,
     /// Bytes of copies that all clients share, in memory and on disk.
@@ -122,7 +125,7 @@ type ConfigSource = Arc<dyn Fn() -> Result<ProxConfig, String> + Send + Sync>;
 /// A proxy that can start: its settings are in order.
 pub struct PreparedProx {
     pub(crate) config: ProxConfig,
-    pub(crate) upstream: Upstream,
+    pub(crate) upstream: OriginConnector,
     counters: Arc<ProxCounters>,
     bucket: Option<CopyBucket>,
 }
@@ -147,7 +150,7 @@ pub struct Prox {
     config: RwLock<Arc<ProxConfig>>,
     /// Where the settings are read again.
     config_source: Mutex<Option<ConfigSource>>,
-    /// Held while the settings are read again and taken.
+    /// The lock held while the settings are read again and applied.
     reloading: Mutex<()>,
     pub(crate) clients: Arc<ClientStore>,
     /// What each client may do.
@@ -158,13 +161,15 @@ pub struct Prox {
     pub(crate) usage: Option<Arc<SharedUsage>>,
     pub(crate) counters: Arc<ProxCounters>,
     access_log: Mutex<Option<AccessLog>>,
-    upstream: RwLock<Arc<Upstream>>,
+    upstream: RwLock<Arc<OriginConnector>>,
     pub(crate) ledger: Arc<QuotaLedger>,
     pub(crate) retained: Arc<RetainedCopies>,
     /// The copies that all clients share.
     pub(crate) cache: Arc<SharedCache>,
     pub(crate) uploads: Arc<UploadTable>,
     pub(crate) hibernated: HibernatedCopies,
+    /// Flows that hibernated since free memory was given back.
+    pub(crate) hibernations: HibernationCount,
     pub(crate) shared_copies: SharedCopies,
     pub(crate) drain: DrainState,
     /// The named files of copies, if copies outlive the process.
@@ -179,10 +184,12 @@ pub struct Prox {
     pub(crate) mailboxes: Arc<MailboxTable>,
     /// Where packets of clients' tunnels come from and go to, if the proxy carries them.
     pub(crate) packet_network: OnceLock<Arc<PacketNetwork>>,
-    /// Ends every flow.
+    /// Cancelled when every flow is to end.
     pub(crate) stop: CancellationToken,
     /// One token for each GET or HEAD whose answer is not there yet.
     pub(crate) unanswered: TaskTracker,
+    /// One token for each GET whose answer's copy is not recorded yet, so that another process would request it again.
+    pub(crate) unrecorded: TaskTracker,
     /// The TCP port at which devices reach streams, once it is known.
     pub(crate) stream_port: OnceLock<u16>,
 }
@@ -220,7 +227,7 @@ impl Prox {
             return Err(ProxStartError::StateDir { path, cause });
         }
         let counters: Arc<ProxCounters> = Arc::default();
-        let upstream = Upstream::new(&config, resolver, counters.clone())?;
+        let upstream = OriginConnector::new(&config, resolver, counters.clone())?;
         let bucket = match &config.copies {
             Some(_) if !is_kept => return Err(ProxStartError::NoStateDir),
             Some(url) => Some(CopyBucket::new(url, upstream.tls.clone())?),
@@ -236,9 +243,17 @@ impl Prox {
 
     /// Waits until origins have answered every GET and HEAD that was sent to them, at most for `max`. The next process
     /// sends those again that have no answer by then.
+    /// From now on devices' requests are sent to no origin: they are left to the next process.
     pub async fn until_answered(&self, max: Duration) {
         self.unanswered.close();
         let _ = timeout(max, self.unanswered.wait()).await;
+    }
+
+    /// Waits until the copies of all answers are recorded, at most for `max`. The next process sends requests again
+    /// whose copies are not.
+    pub async fn until_recorded(&self, max: Duration) {
+        self.unrecorded.close();
+        let _ = timeout(max, self.unrecorded.wait()).await;
     }
 
     /// Resets every flow that is being served.
@@ -330,6 +345,7 @@ impl Prox {
             uploads: Arc::default(),
             mailboxes: Arc::default(),
             hibernated: HibernatedCopies::default(),
+            hibernations: HibernationCount::default(),
             shared_copies: SharedCopies::default(),
             drain: DrainState::default(),
             copy_store,
@@ -339,6 +355,7 @@ impl Prox {
             packet_network: OnceLock::new(),
             stop: CancellationToken::new(),
             unanswered: TaskTracker::new(),
+            unrecorded: TaskTracker::new(),
             stream_port: OnceLock::new(),
             clients: Arc::new(clients),
             upstream: RwLock::new(Arc::new(upstream)),
@@ -348,13 +365,13 @@ impl Prox {
         }))
     }
 
-    /// The settings now.
+    /// The current settings.
     pub fn config(&self) -> Arc<ProxConfig> {
         self.config.read().clone()
     }
 
     /// The way to origins now. What is fetched goes on by the way by which it began.
-    pub(crate) fn upstream(&self) -> Arc<Upstream> {
+    pub(crate) fn upstream(&self) -> Arc<OriginConnector> {
         self.upstream.read().clone()
     }
 
@@ -383,7 +400,7 @@ impl Prox {
             source.ok_or("this proxy runs without --config: there is nothing to read again")?;
         let (config, report) = self.config().changed_to(source()?);
         let resolver = self.upstream().resolver.clone();
-        let upstream = Upstream::new(&config, resolver, self.counters.clone());
+        let upstream = OriginConnector::new(&config, resolver, self.counters.clone());
         let upstream = upstream.map_err(|error| error.to_string())?;
         self.limits.set_defaults(&config);
         self.traffic.apply_limits(None);
@@ -502,6 +519,7 @@ impl Prox {
             retained_copies: self.retained.retained_count(),
             retained_uploads: self.uploads.retained_count(),
             hibernated_copies: self.hibernated.len(),
+            listed_clients: self.retained.listed_count(),
             cached_responses: self.cache.len(),
             cached_bytes: self.ledger.pinned_by(SHARED),
         }
@@ -702,6 +720,7 @@ impl Prox {
                 body: pin,
                 request: asked,
                 cache: Arc::downgrade(&self.cache),
+                listings: Mutex::default(),
                 _fetch: AbortOnDropHandle::new(tokio::spawn(work)),
             }
         });

@@ -12,9 +12,9 @@ pub enum RangeAnswer {
     Whole,
     /// `start..end`, as 206. `total` is `None` while the size is unknown.
     Bytes {
-        /// First byte.
+        /// The first byte of the range.
         start: u64,
-        /// One past the last byte.
+        /// The end of the range: one more than its last byte.
         end: u64,
         /// Size of the whole object.
         total: Option<u64>,

@@ -212,7 +212,8 @@ impl ProxRefusal {
             )
     }
 
-    /// Whether it came before anything was asked of the origin, so that nothing in the request can have caused it.
+    /// Whether the refusal came before anything was asked of the origin, so that nothing in the
+    /// request can have caused it.
     pub(crate) fn is_before_request(&self) -> bool {
         use ProxRefusal::*;
         matches!(

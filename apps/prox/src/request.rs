@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use cedos_http::{SUPPLY_ASKED, SUPPLY_FIELD};
 use d2tp_driver::{HostKey, MemoryCharge};
+use d2tp_tunnel::{METERED_ANSWERS, METERED_FIELD};
 use http::Method;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use url::Url;
@@ -44,7 +45,10 @@ pub(crate) enum ProxRequest {
     /// LISTEN: the clients that may call; none: any.
     Listen(Vec<HostKey>),
     /// CONNECT-IP: IP packets beside the flow, in datagrams.
-    PacketTunnel,
+    PacketTunnel {
+        /// Whether only answers to what came over metered links may leave over them.
+        answers_only: bool,
+    },
     /// MAILBOX: the number of the one to join; none: a new one.
     Mailbox(Option<u32>),
     /// ENROL: a device asks to become a client.
@@ -81,7 +85,7 @@ pub(crate) enum RelayTarget {
 /// A request with a body, which follows the head in the flow.
 #[derive(Clone, Debug)]
 pub(crate) struct UploadRequest {
-    /// Its method, which is neither GET nor HEAD.
+    /// The request's method, which is neither GET nor HEAD.
     pub(crate) method: Method,
     /// The absolute URL, without a fragment.
     pub(crate) url: Url,
@@ -103,7 +107,7 @@ impl UploadToken {
     /// The header field with the token.
     const FIELD: &str = "cedos-upload";
 
-    /// Reads a token.
+    /// Parses the value of an upload token's header field.
     pub(crate) fn parse(value: &HeaderValue) -> Option<UploadToken> {
         let text = value.to_str().ok()?;
         let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
@@ -154,7 +158,7 @@ pub async fn check_head(mut bytes: &[u8]) -> Option<Result<String, u16>> {
         Ok(ProxRequest::Upload(upload)) => Ok(upload.url.into()),
         Ok(ProxRequest::Relay(RelayTarget::Origin(target))) => Ok(target.to_string()),
         Ok(ProxRequest::Relay(RelayTarget::Device(key))) => Ok(show_key(&key)),
-        Ok(ProxRequest::Listen(_) | ProxRequest::Enrol(_) | ProxRequest::PacketTunnel) => {
+        Ok(ProxRequest::Listen(_) | ProxRequest::Enrol(_) | ProxRequest::PacketTunnel { .. }) => {
             Ok("*".to_owned())
         }
         Ok(ProxRequest::Mailbox(number)) => {
@@ -207,7 +211,11 @@ pub(crate) fn parse(head: &ProxRequestHead) -> Result<ProxRequest, ProxRefusal> 
         })),
         "RELAY" => relayed(target).map(ProxRequest::Relay),
         "LISTEN" => listening(target, &headers).map(ProxRequest::Listen),
-        "CONNECT-IP" if target == "*" => Ok(ProxRequest::PacketTunnel),
+        "CONNECT-IP" if target == "*" => Ok(ProxRequest::PacketTunnel {
+            answers_only: headers
+                .get(METERED_FIELD)
+                .is_some_and(|value| value == METERED_ANSWERS),
+        }),
         "CONNECT-IP" => Err(ProxRefusal::BadRequest("CONNECT-IP takes only *")),
         "MAILBOX" => mailbox_number(target).map(ProxRequest::Mailbox),
         "ENROL" => enrolling(target, &headers).map(ProxRequest::Enrol),

@@ -85,7 +85,7 @@ impl FoundCopy {
         }
     }
 
-    /// What is known of the file in this boot of the machine.
+    /// The progress of the file as of this boot of the machine.
     fn progress_now(&self) -> StoredProgress {
         StoredProgress {
             synced: self.progress.synced.min(self.have),
@@ -96,7 +96,7 @@ impl FoundCopy {
     }
 }
 
-/// What the journal says of clients' copies and uploads.
+/// The journal's notes on clients' copies and uploads.
 struct ClientNotes {
     /// Copies that sleeping flows read, and how many flows.
     flows: HashMap<u64, u32>,
@@ -169,7 +169,8 @@ impl Prox {
         }
     }
 
-    /// Has the bucket get what it lacks, if there is a bucket. Takes up what only it has as soon as it answers.
+    /// Sends to the bucket what it lacks, if there is a bucket. Takes up what only it has as soon
+    /// as it answers.
     ///
     /// # Errors
     /// The journal cannot be read.
@@ -343,7 +344,7 @@ impl Prox {
         for (id, client, record) in notes.retained {
             let grace = remaining(record.until_ms, self.config().keep);
             let copy = match self.is_client(&client) && !grace.is_zero() {
-                true => self.restore_copy(copy_store, id, Bound::Ignored, loaded),
+                true => self.restore_copy(copy_store, id, QuotaCheck::Ignored, loaded),
                 false => None,
             };
             let Some(copy) = copy else {
@@ -392,7 +393,7 @@ impl Prox {
         &self,
         copy_store: &Arc<CopyStore>,
         id: u64,
-        bound: Bound,
+        bound: QuotaCheck,
         loaded: &mut HashMap<u64, Arc<PinnedCopy>>,
     ) -> Option<Arc<PinnedCopy>> {
         if let Some(copy) = loaded.get(&id) {
@@ -403,8 +404,8 @@ impl Prox {
         let (client, counted) = (found.entry.client, found.counted());
         match bound {
             _ if is_charged => {}
-            Bound::Ignored => self.ledger.charge_restored(client, counted),
-            Bound::Holds => {
+            QuotaCheck::Ignored => self.ledger.charge_restored(client, counted),
+            QuotaCheck::Holds => {
                 let reserved = self.ledger.reserve(client, StorageTier::Disk, counted);
                 if reserved.is_err() {
                     return None;
@@ -436,7 +437,7 @@ impl Prox {
         if !is_shared || !self.cache.takes(Some(found.have)) {
             return None;
         }
-        self.restore_copy(copy_store, id, Bound::Holds, loaded)
+        self.restore_copy(copy_store, id, QuotaCheck::Holds, loaded)
     }
 
     /// Takes up an upload, and delivers it if it is complete and its origin has not received it.
@@ -536,7 +537,7 @@ impl Prox {
                 None => Err(UploadFailure::Reset(ResetCause::StoreFailed)),
             },
             UploadStage::AnsweredCopy(id) => {
-                match self.restore_copy(copy_store, *id, Bound::Ignored, loaded) {
+                match self.restore_copy(copy_store, *id, QuotaCheck::Ignored, loaded) {
                     // It is no copy of the resource at that URL, so it is not listed.
                     Some(copy) => Ok(UploadAnswer::Copy(copy)),
                     None => Err(UploadFailure::Reset(ResetCause::StoreFailed)),
@@ -594,7 +595,7 @@ impl Prox {
 
 /// Whether a copy that is taken up must fit the bounds.
 #[derive(Clone, Copy)]
-enum Bound {
+enum QuotaCheck {
     Holds,
     Ignored,
 }

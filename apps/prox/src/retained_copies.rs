@@ -40,6 +40,22 @@ struct ClientCopies {
     kept: Vec<RetainedCopy>,
 }
 
+/// A client's entry for a copy, which goes when this is dropped: with the copy. Otherwise the entry would keep the
+/// copy's own memory until the client asks for something else.
+#[derive(Debug)]
+pub(crate) struct CopyListing {
+    copies: Weak<RetainedCopies>,
+    client: HostKey,
+}
+
+impl Drop for CopyListing {
+    fn drop(&mut self) {
+        if let Some(copies) = self.copies.upgrade() {
+            copies.remove_if_empty(self.client);
+        }
+    }
+}
+
 /// The copies listed under one URL, the oldest first.
 #[derive(Debug, Default)]
 struct ListedUrl {
@@ -72,7 +88,12 @@ impl RetainedCopies {
     }
 
     /// Lists a copy under the requested URL.
-    pub(crate) fn list(&self, client: HostKey, url: &str, copy: &Arc<PinnedCopy>) {
+    pub(crate) fn list(
+        self: &Arc<RetainedCopies>,
+        client: HostKey,
+        url: &str,
+        copy: &Arc<PinnedCopy>,
+    ) {
         let mut clients = self.clients.lock();
         let copies = clients.entry(client).or_default();
         copies.forget_dead();
@@ -81,6 +102,14 @@ impl RetainedCopies {
             listed.remove(0);
         }
         listed.push(Arc::downgrade(copy));
+        drop(clients);
+        let mut listings = copy.listings.lock();
+        if !listings.iter().any(|listing| listing.client == client) {
+            listings.push(CopyListing {
+                copies: Arc::downgrade(self),
+                client,
+            });
+        }
     }
 
     /// The copy with the validator in `if_range`, if this client has one.
@@ -90,17 +119,16 @@ impl RetainedCopies {
         request: &FetchRequest,
         if_range: &HeaderValue,
     ) -> Option<Arc<PinnedCopy>> {
-        let clients = self.clients.lock();
-        let listed = &clients
-            .get(&client)?
-            .listed
-            .get(request.url.as_str())?
-            .copies;
+        // One of these may be the last handle of its copy by now, which takes the lock when it is dropped.
+        let listed: Vec<Arc<PinnedCopy>> = {
+            let clients = self.clients.lock();
+            let listed = clients.get(&client)?.listed.get(request.url.as_str())?;
+            listed.copies.iter().filter_map(Weak::upgrade).collect()
+        };
         // Newest first: the one most likely still growing.
         listed
-            .iter()
+            .into_iter()
             .rev()
-            .filter_map(Weak::upgrade)
             // One that failed would fail its reader again; a new fetch may not.
             .filter(|copy| !matches!(copy.body.extent().status, SpoolStatus::Failed(_)))
             .find(|copy| copy.head.matches_if_range(if_range) && copy.head.matches_request(request))
@@ -177,6 +205,11 @@ impl RetainedCopies {
             .sum()
     }
 
+    /// The number of clients with listed or kept copies.
+    pub(crate) fn listed_count(&self) -> usize {
+        self.clients.lock().len()
+    }
+
     /// Drops all kept copies of a client, who comes back no more.
     pub(crate) fn discard_client(&self, client: HostKey) {
         let dropped = {
@@ -200,7 +233,7 @@ impl RetainedCopies {
     }
 
     /// Removes the entry of a client without copies.
-    pub(crate) fn remove_if_empty(&self, client: HostKey) {
+    fn remove_if_empty(&self, client: HostKey) {
         let mut clients = self.clients.lock();
         if let Some(copies) = clients.get_mut(&client) {
             copies.forget_dead();

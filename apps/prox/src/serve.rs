@@ -19,6 +19,11 @@ pub trait FlowListener: Send {
     /// The next flow; `None` when there will be no more. May be dropped and called again without
     /// losing a flow.
     fn accept(&mut self) -> impl Future<Output = Option<Self::Flow>> + Send;
+
+    /// The next flow of a client that is connected already, when no others are accepted any more.
+    fn accept_last(&mut self) -> impl Future<Output = Option<Self::Flow>> + Send {
+        std::future::ready(None)
+    }
 }
 
 impl<F: FlowIo> FlowListener for mpsc::Receiver<F> {
@@ -96,6 +101,9 @@ pub async fn accept_until<L: FlowListener>(
                 None => break,
             },
         }
+    }
+    while let Some(flow) = listener.accept_last().await {
+        flows.spawn(serve_flow(flow, prox.clone()));
     }
     flows.close();
     (flows, listener)

@@ -62,9 +62,10 @@ const FINISH_BYTES: u64 = 64 << 10;
 pub(crate) struct CacheEntry {
     pub(crate) copy: Arc<PinnedCopy>,
     pub(crate) response: Arc<StoredResponse>,
-    /// The time at which it was received or validated, by a clock that nobody sets.
+    /// The time at which the response was received or validated, by a clock that nobody sets.
     since: Instant,
-    /// The time at which it was received or validated, by the machine's clock, which goes on while that sleeps.
+    /// The time at which the response was received or validated, by the machine's clock, which goes
+    /// on while that sleeps.
     since_date: SystemTime,
 }
 
@@ -122,7 +123,7 @@ pub(crate) struct CachedRecord {
     /// The URL under which it is found.
     pub(crate) url: String,
     response: StoredResponseRecord,
-    /// The time at which it was received or validated, in milliseconds since 1970.
+    /// The time at which the response was received or validated, in milliseconds since 1970.
     pub(crate) since_ms: u64,
 }
 
@@ -131,7 +132,7 @@ pub(crate) struct CachedRecord {
 enum CollapseEnd {
     /// There is a response in the cache.
     Stored,
-    /// The response is for nobody else.
+    /// The response must not be given to another client.
     NotShared,
     /// The origin cannot be reached.
     Failed(ProxRefusal),
@@ -148,7 +149,8 @@ struct CollapsedRequest {
     end: watch::Receiver<Option<CollapseEnd>>,
 }
 
-/// Held by who asks the origin while others wait. Dropped without an end, one of those asks.
+/// The right to ask the origin while other requests for the same response wait. If it is dropped
+/// without an end, one of those asks.
 #[derive(Debug)]
 pub(crate) struct CollapseLead {
     cache: Arc<SharedCache>,
@@ -183,7 +185,8 @@ impl CollapseLead {
         self.finish(CollapseEnd::Stored);
     }
 
-    /// The response is for nobody else, and later ones are expected to be like it.
+    /// Records that the response must not be shared, so that later requests for it do not wait for
+    /// each other.
     pub(crate) fn not_shared(self) {
         self.cache.mark_not_shared(self.url);
         self.finish(CollapseEnd::NotShared);
@@ -207,7 +210,7 @@ impl Drop for CollapseLead {
     }
 }
 
-/// What the cache says to a request.
+/// The result of looking up a request in the cache.
 #[derive(Debug)]
 pub(crate) enum CacheLookup {
     /// The entry answers it. With a lead, the caller has it validated meanwhile.
@@ -223,7 +226,7 @@ pub(crate) enum CacheLookup {
     },
 }
 
-/// See the module.
+/// The HTTP cache that all clients share.
 #[derive(Debug)]
 pub(crate) struct SharedCache {
     bytes_max: AtomicU64,
@@ -238,7 +241,7 @@ pub(crate) struct SharedCache {
 
 #[derive(Debug, Default)]
 struct CacheState {
-    /// Where it is recorded what the cache has.
+    /// The store that records what the cache has.
     copy_store: Option<Arc<CopyStore>>,
     urls: HashMap<String, Vec<IndexedEntry>>,
     /// Ids of copies, the least recently used first.

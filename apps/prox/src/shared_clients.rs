@@ -24,7 +24,7 @@ const FINISH_WITHIN: Duration = Duration::from_secs(2); // a guess
 const READS_AT_ONCE: usize = 64; // as copies
 
 impl Prox {
-    /// Shares clients with other nodes until the proxy stops, if it has a store for that.
+    /// Shares clients with other nodes until the proxy stops, if it has a shared store.
     pub async fn share_clients(self: Arc<Prox>) {
         let Some(usage) = self.usage.clone() else {
             return;

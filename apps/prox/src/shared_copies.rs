@@ -55,7 +55,7 @@ struct TakenFile {
 }
 
 /// What comes of an attempt to find the file of a copy.
-enum TakeOver {
+enum CopyTakeover {
     /// There is no copy, or nothing that can be continued.
     Nothing,
     /// Another node was faster, or the file cannot be read.
@@ -81,19 +81,19 @@ async fn take_over_file(
     copy_store: &Arc<CopyStore>,
     shared: &Arc<dyn SharedRecords>,
     id: u64,
-) -> Result<TakeOver, JournalError> {
+) -> Result<CopyTakeover, JournalError> {
     let Some((entry, progress)) = copy_store.shared_record(shared, id).await? else {
-        return Ok(TakeOver::Nothing);
+        return Ok(CopyTakeover::Nothing);
     };
     let path = copy_store.path_of_version(id, progress.version);
     let boot = d2tp_driver::boot();
     let Ok(found) = tokio::fs::metadata(&path).await else {
-        return Ok(TakeOver::Again); // Where it is gone, another node has just taken it over.
+        return Ok(CopyTakeover::Again); // Where it is gone, another node has just taken it over.
     };
     let have = valid_bytes(&entry, &progress, boot, found.len());
     if progress.whole && have >= progress.synced {
         copy_store.set_version(id, progress.version);
-        return Ok(TakeOver::Taken(Box::new(TakenFile {
+        return Ok(CopyTakeover::Taken(Box::new(TakenFile {
             entry,
             have: progress.synced,
             progress,
@@ -101,7 +101,7 @@ async fn take_over_file(
         })));
     }
     if entry.origin_validator.is_none() && entry.total != Some(have) {
-        return Ok(TakeOver::Nothing); // The rest may be of another object.
+        return Ok(CopyTakeover::Nothing); // The rest may be of another object.
     }
     // Its flow does not wait for a sync: in this boot all bytes count, and they are recorded as synced when they are.
     let taken = StoredProgress {
@@ -126,7 +126,7 @@ async fn take_over_file(
     .await;
     if let Err(error) = copied.unwrap_or_else(|error| Err(io::Error::other(error))) {
         tracing::error!(%error, "a copy cannot be taken over");
-        return Ok(TakeOver::Again);
+        return Ok(CopyTakeover::Again);
     }
     // Asked again until it answers: it may have done it.
     let is_ours = loop {
@@ -141,11 +141,11 @@ async fn take_over_file(
     };
     if !is_ours {
         let _ = std::fs::remove_file(&new);
-        return Ok(TakeOver::Again);
+        return Ok(CopyTakeover::Again);
     }
     copy_store.set_version(id, taken.version);
     tracing::info!(have, "took over a copy that is fetched");
-    Ok(TakeOver::Taken(Box::new(TakenFile {
+    Ok(CopyTakeover::Taken(Box::new(TakenFile {
         entry,
         progress: taken,
         have,
@@ -218,10 +218,10 @@ impl Prox {
         let mut tries = 0;
         let found = loop {
             match take_over_file(&copy_store, &shared, id).await {
-                Ok(TakeOver::Taken(found)) => break Some(found),
-                Ok(TakeOver::Nothing) => break None,
-                Ok(TakeOver::Again) if tries + 1 == TAKE_OVER_TRIES => break None,
-                Ok(TakeOver::Again) => tries += 1,
+                Ok(CopyTakeover::Taken(found)) => break Some(found),
+                Ok(CopyTakeover::Nothing) => break None,
+                Ok(CopyTakeover::Again) if tries + 1 == TAKE_OVER_TRIES => break None,
+                Ok(CopyTakeover::Again) => tries += 1,
                 Err(error) => {
                     tracing::warn!(%error, "a copy is needed and cannot be looked up; its flow waits");
                     tokio::time::sleep(AGAIN_AFTER).await;
@@ -306,6 +306,9 @@ impl Prox {
 
     /// Counts a flow no longer, unless it sleeps on this node, which alone wakes it.
     pub(crate) fn settle_permit(&self, permit: FlowPermit, outcome: &ProxFlowOutcome) {
+        if *outcome == ProxFlowOutcome::Hibernated {
+            self.hibernations.add();
+        }
         if self.shared_records().is_none() {
             permit.settle(outcome);
         }

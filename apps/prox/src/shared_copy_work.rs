@@ -20,7 +20,7 @@ use crate::copy_store::{AGAIN_AFTER, CopyNote, CopyStore, StoredProgress, name};
 /// How many copies are written at once.
 const WRITERS_MAX: usize = 64; // a guess
 
-/// Who waits until the store has heard of something.
+/// The tasks that wait until the store has recorded something.
 type StoreWaiters = Vec<oneshot::Sender<()>>;
 
 /// Copies of which the store has something, or has yet to hear of.
@@ -40,7 +40,7 @@ struct SharedCopyQueue {
 enum StoredHold {
     #[default]
     No,
-    /// The store was asked to say so, and its answer is not known.
+    /// The store was asked to record the hold, and its answer is not known.
     Maybe,
     Yes,
 }
@@ -50,7 +50,7 @@ struct SharedCopyState {
     /// Whether this process has the copy, and others may know of it.
     is_here: bool,
     hold: StoredHold,
-    /// Who waits until it is held.
+    /// The tasks that wait until the copy is recorded as held.
     waiting: StoreWaiters,
     /// The record to be written once it is held.
     record: Option<(Bytes, StoreWaiters)>,
@@ -59,7 +59,7 @@ struct SharedCopyState {
     syncs: usize,
     /// Versions whose files go with the copy: other nodes may still read them.
     old_versions: Vec<u64>,
-    /// Whether it is in the queue, or is being written.
+    /// Whether the copy is in the queue, or is being written.
     is_due: bool,
 }
 
@@ -116,7 +116,7 @@ impl CopyStore {
         }
     }
 
-    /// Has the store note that this process holds a copy; ready when it has.
+    /// Makes the store note that this process holds a copy; the receiver is ready when it has.
     pub(crate) fn hold_shared(self: &Arc<Self>, id: u64) -> oneshot::Receiver<()> {
         let (held, on_held) = oneshot::channel();
         self.change_shared(id, |state| {
@@ -214,7 +214,7 @@ impl CopyStore {
         next
     }
 
-    /// Has the store hear all that there is of a copy.
+    /// Writes all that there is of a copy to the store.
     async fn write_copy(
         self: &Arc<Self>,
         shared: &Arc<dyn SharedRecords>,

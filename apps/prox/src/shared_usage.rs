@@ -24,8 +24,9 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::client_traffic::{Month, MonthBytes, TrafficTable};
+use crate::client_traffic::MonthBytes;
 use crate::quota_ledger::QuotaLedger;
+use crate::traffic_table::{Month, TrafficTable};
 use crate::usage_note::{NodeFlows, UsageNote};
 
 /// How often other nodes are told of flows that began and ended. Higher: a client can have more flows than its limit for
@@ -72,7 +73,7 @@ impl MonthCount {
         }
     }
 
-    /// The entry of this process.
+    /// The bytes that this process has counted in the month.
     fn entry(&self) -> MonthBytes {
         each(self.own, self.folded, u64::saturating_sub)
     }
@@ -127,7 +128,7 @@ struct KnownUsage {
     is_read: bool,
     /// Counts the notes that were taken and written. One that was asked for before the last of them may be older.
     age: u64,
-    /// When it was asked for last.
+    /// When the note was last asked for.
     asked_at: Option<Instant>,
     /// Held by the flow that asks, for all flows that begin meanwhile.
     asking: Arc<tokio::sync::Mutex<()>>,
@@ -165,10 +166,10 @@ impl KnownUsage {
     }
 }
 
-/// What is known of another node.
+/// The last sign of life of another node.
 #[derive(Debug, Default)]
 struct NodeLife {
-    /// The process and the number that it told last.
+    /// The process and the number in the latest note.
     told: Option<(String, u64)>,
     /// When the number changed; none before the first look.
     changed_at: Option<Instant>,
@@ -189,7 +190,7 @@ struct NoteChange {
     /// The age of what is known, with this change.
     age: u64,
     month: Month,
-    /// Whether it has bytes of this process.
+    /// Whether the note has bytes of this process.
     has_own: bool,
     /// What had been sent before, which is so again if the store does not take the note.
     sent_before: MonthBytes,
@@ -208,7 +209,7 @@ struct Heartbeat {
 #[derive(Debug)]
 pub(crate) struct SharedUsage {
     store: Arc<dyn SharedRecords>,
-    /// This process, as other nodes see it.
+    /// The identity of this process, as other nodes see it.
     run: String,
     clients: Mutex<HashMap<HostKey, KnownUsage>>,
     nodes: Mutex<HashMap<String, NodeLife>>,
@@ -370,7 +371,8 @@ impl SharedUsage {
         }
     }
 
-    /// Tells the store of these clients; those of which it could not hear are told later.
+    /// Writes the usage of these clients to the store; clients whose usage could not be written are
+    /// tried again later.
     async fn tell(&self, due: HashSet<HostKey>, ledger: &QuotaLedger, traffic: &TrafficTable) {
         let is_unreachable = AtomicBool::new(false);
         let work = due.into_iter().map(|client| {

@@ -34,7 +34,7 @@ pub(crate) use spool_file::{RestoredBody, SpoolFile};
 
 /// Size of a memory block.
 const BLOCK_BYTES: usize = 64 * 1024;
-/// Most bytes one read returns.
+/// The maximum number of bytes one read returns.
 const READ_BYTES_MAX: usize = 64 * 1024;
 
 /// How often one reader of an object may wait at once: its flow, and those that watch it. A guess.
@@ -47,7 +47,7 @@ const STALE_WAKERS_MAX: usize = 64;
 pub(crate) enum SpoolError {
     /// A limit of the ledger is reached.
     Full(QuotaExceeded),
-    /// The disk failed.
+    /// The disk refused a read or write.
     Disk(io::Error),
 }
 
@@ -450,7 +450,7 @@ impl Drop for SpooledBody {
 pub(crate) enum SpoolReadError {
     /// The object failed before these bytes arrived.
     Failed(ResetCause),
-    /// The disk failed.
+    /// The disk refused a read or write.
     Disk(io::Error),
 }
 

@@ -54,7 +54,7 @@ pub(crate) struct UploadRecord {
     headers: HeaderFields,
     pub(crate) length: Option<u64>,
     pub(crate) stage: UploadStage,
-    /// When it is dropped, in milliseconds since 1970; none while a flow uses it.
+    /// When the upload is dropped, in milliseconds since 1970; `None` while a flow uses it.
     pub(crate) until_ms: Option<u64>,
     /// The boot of the machine in which the file was created.
     pub(crate) boot: u32,
@@ -69,7 +69,7 @@ pub(crate) struct StoredUpload {
 }
 
 impl UploadRecord {
-    /// The request; none if the record makes no sense.
+    /// The request; `None` if the record is invalid.
     pub(crate) fn request(&self) -> Option<UploadRequest> {
         Some(UploadRequest {
             method: Method::from_bytes(self.method.as_bytes()).ok()?,

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! It has neither a deadline nor hibernation. A connection that is dropped before its direction was
-//! ended is reset: a truncated answer or tunnel must not look complete.
+//! ended is reset: a truncated answer or tunnel must not look complete. A client that begins with HTTP/2 has many flows on
+//! one connection instead (`http2_conn.rs`).
 
 use std::io;
 use std::os::fd::AsFd;
@@ -16,25 +17,27 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
+use cedos_http::http2::HTTP2_PREFACE;
 use d2tp_driver::{FlowIo, HostKey, MemoryAccount, MemoryCharge, SendSource};
 use d2tp_tcp::multipath;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
 use crate::charged_tcp::ChargedTcp;
-use crate::flow::task_bytes_of;
 
 /// The size of reads from a source.
 const PIECE_BYTES: usize = 64 * 1024;
 /// How long a client that has the whole response may keep its direction open.
 const FAREWELL: Duration = Duration::from_secs(30); // a guess
 
-/// See the module.
+/// A flow as a byte stream for tokio.
 pub struct StreamFlow {
     stream: ChargedTcp,
     id: u64,
     peer: HostKey,
+    /// Bytes that were read to see whether HTTP/2 begins, and are read again.
+    first: Bytes,
     source: Option<Arc<dyn SendSource>>,
     offset: u64,
     /// Bytes that were read from the source and not written yet.
@@ -59,9 +62,10 @@ impl StreamFlow {
         peer: HostKey,
         account: &MemoryAccount,
         sockets: &MemoryAccount,
+        task_bytes: u64,
     ) -> Option<StreamFlow> {
         let mut memory = account.charge();
-        if !memory.try_resize(PIECE_BYTES as u64 + task_bytes_of::<StreamFlow>()) {
+        if !memory.try_resize(PIECE_BYTES as u64 + task_bytes) {
             let _ = multipath::reset(stream.as_fd());
             return None;
         }
@@ -70,6 +74,7 @@ impl StreamFlow {
             stream,
             id,
             peer,
+            first: Bytes::new(),
             source: None,
             offset: 0,
             piece: Bytes::new(),
@@ -80,6 +85,30 @@ impl StreamFlow {
             farewell: None,
             _memory: memory,
         })
+    }
+
+    /// Whether the client begins with the preface of HTTP/2. May be dropped and called again. What was read is read again.
+    pub(crate) async fn begins_http2(&mut self) -> bool {
+        loop {
+            let count = self.first.len();
+            if self.first[..] != HTTP2_PREFACE[..count] {
+                return false;
+            }
+            if count == HTTP2_PREFACE.len() {
+                return true;
+            }
+            let mut more = [0; HTTP2_PREFACE.len()];
+            let more = &mut more[count..];
+            match self.stream.read(more).await {
+                Ok(0) => {
+                    self.has_ended = true;
+                    return false;
+                }
+                Ok(read) => self.first = [&self.first[..], &more[..read]].concat().into(),
+                // The next read tells it.
+                Err(_) => return false,
+            }
+        }
     }
 
     /// Records an error.
@@ -118,6 +147,11 @@ impl AsyncRead for StreamFlow {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.first.has_remaining() {
+            let count = self.first.len().min(buf.remaining());
+            buf.put_slice(&self.first.split_to(count));
+            return Poll::Ready(Ok(()));
+        }
         let (before, room) = (buf.filled().len(), buf.remaining());
         let read = ready!(Pin::new(&mut self.stream).poll_read(cx, buf));
         self.has_ended |= read.is_ok() && room > 0 && buf.filled().len() == before;
@@ -133,6 +167,19 @@ impl AsyncWrite for StreamFlow {
     ) -> Poll<io::Result<usize>> {
         let written = ready!(Pin::new(&mut self.stream).poll_write(cx, bytes));
         Poll::Ready(self.note(written))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, pieces));
+        Poll::Ready(self.note(written))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -79,7 +79,7 @@ impl SupplyMeter {
         }
     }
 
-    /// Ends the interval.
+    /// Ends the current interval and returns its sums.
     fn take(&self, now: Instant, length: Duration) -> PeriodSum {
         let mut current = self.current();
         let still = current

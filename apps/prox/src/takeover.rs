@@ -59,7 +59,7 @@ const STANDBY_VARIABLE: &str = "CEDOS_PROX_STANDBY";
 
 /// The sockets of a running proxy, for the process that takes them over.
 pub struct TakeoverOffer {
-    /// Held while a process prepares to take them over.
+    /// The sockets kept while a process prepares to take them over.
     sockets: Mutex<Vec<OwnedFd>>,
     released: mpsc::Sender<Standby>,
 }
@@ -169,7 +169,8 @@ impl ProxyTakeover {
     }
 }
 
-/// This program, ready to begin anew and to hold the sockets until a new process serves.
+/// A process of this program that holds the sockets until a new process serves, and can start the
+/// proxy again.
 #[derive(Debug)]
 pub struct Standby(Command);
 

@@ -14,7 +14,7 @@ pub enum ProxTlsError {
     /// The file given with `--ca` is not usable.
     #[error("cannot use the CA file {path}: {cause}; it must hold PEM certificates")]
     CaFile {
-        /// The file.
+        /// The file that cannot be used.
         path: String,
         /// What was wrong with it.
         cause: String,

@@ -56,7 +56,7 @@ struct BucketState {
 pub(crate) struct BucketWaiter {
     waker: Mutex<Option<Waker>>,
     is_queued: AtomicBool,
-    /// Whether it is this flow's turn.
+    /// Whether this flow has the turn.
     has_turn: AtomicBool,
 }
 

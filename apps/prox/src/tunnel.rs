@@ -2,7 +2,7 @@
 //!
 //! The origin's side is kept while the device is away: the flow accepts no bytes then, the two
 //! buffers fill, and TCP's own flow control stops the origin. A break on either side becomes a
-//! reset on the other, never a clean end.
+//! reset on the other, never a clean end. A device's reset is noticed although the origin takes no bytes.
 
 use std::io;
 use std::pin::Pin;
@@ -12,6 +12,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use d2tp_driver::{DatagramSender, FlowIo};
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf, copy_bidirectional_with_sizes};
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -54,12 +55,14 @@ pub(crate) async fn serve<F: FlowIo>(
     let unwanted = flow.peer_stopped_check();
     let id = flow.id();
     let copied = {
+        let lent = Mutex::new(&mut *flow);
+        let mut lent_flow = LentFlow(&lent);
         let copying = async {
-            flow.write_all(tunnel_open()).await?;
-            flow.flush().await?;
+            lent_flow.write_all(tunnel_open()).await?;
+            lent_flow.flush().await?;
             origin.write_all(first).await?;
             copy_bidirectional_with_sizes(
-                flow,
+                &mut lent_flow,
                 &mut origin,
                 TUNNEL_BUFFER_BYTES,
                 TUNNEL_BUFFER_BYTES,
@@ -72,6 +75,7 @@ pub(crate) async fn serve<F: FlowIo>(
                 false => ProxFlowOutcome::Broken(error.to_string()),
             }),
             never = metered.supply.report(reports_to.as_ref(), id) => match never {},
+            error = traffic.broken(&lent) => Err(ProxFlowOutcome::Broken(error.to_string())),
             () = traffic.until_left(unwanted) => Ok((0, 0)),
             () = traffic.silent_for(prox.config().tunnel_idle) => {
                 Err(ProxFlowOutcome::Reset(ResetCause::TunnelIdle))
@@ -102,10 +106,11 @@ struct TunnelTraffic {
     up: AtomicU64,
     down: AtomicU64,
     origin_failed: AtomicBool,
-    /// The device's side.
+    /// The flow to the device.
     flow: Arc<FlowTraffic>,
     /// Notified when the device's end has been passed to the origin.
     up_ended: Notify,
+    has_up_ended: AtomicBool,
 }
 
 impl TunnelTraffic {
@@ -116,6 +121,7 @@ impl TunnelTraffic {
             origin_failed: AtomicBool::new(false),
             flow: flow.clone(),
             up_ended: Notify::new(),
+            has_up_ended: AtomicBool::new(false),
         }
     }
 
@@ -141,6 +147,18 @@ impl TunnelTraffic {
         }
     }
 
+    /// Ready when the flow broke before the device had finished sending. Copying notices that only while the origin takes
+    /// bytes.
+    async fn broken<F: FlowIo>(&self, flow: &Mutex<&mut F>) -> io::Error {
+        std::future::poll_fn(|cx| match flow.lock().poll_finished(cx) {
+            Poll::Ready(Err(error)) if !self.has_up_ended.load(Ordering::Relaxed) => {
+                Poll::Ready(error)
+            }
+            _ => Poll::Pending,
+        })
+        .await
+    }
+
     /// Ready when the device has finished sending and no longer reads, whether or not the origin ends.
     async fn until_left(&self, unwanted: impl Fn() -> bool) {
         self.up_ended.notified().await;
@@ -154,6 +172,37 @@ impl TunnelTraffic {
             self.origin_failed.store(true, Ordering::Relaxed);
         }
         poll
+    }
+}
+
+/// A flow that is copied, and watched meanwhile by the same task.
+struct LentFlow<'a, F>(&'a Mutex<&'a mut F>);
+
+impl<F: FlowIo> AsyncRead for LentFlow<'_, F> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut **self.0.lock()).poll_read(cx, buf)
+    }
+}
+
+impl<F: FlowIo> AsyncWrite for LentFlow<'_, F> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut **self.0.lock()).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut **self.0.lock()).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut **self.0.lock()).poll_shutdown(cx)
     }
 }
 
@@ -204,6 +253,7 @@ impl AsyncWrite for CountedStream {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let poll = Pin::new(&mut self.stream).poll_shutdown(cx);
         if poll.is_ready() {
+            self.traffic.has_up_ended.store(true, Ordering::Relaxed);
             self.traffic.up_ended.notify_one();
         }
         self.traffic.note(poll)

@@ -48,7 +48,7 @@ const CLOSE_RANGE_CLOEXEC: libc::c_uint = 4; // linux/close_range.h
 /// The most bytes of a request.
 const REQUEST_BYTES_MAX: u64 = 64;
 
-/// How often it is tried to remove a device that a task of the proxy still reads.
+/// The number of attempts to remove a device that a task of the proxy still reads.
 const REMOVE_TRIES: u32 = 40;
 const REMOVE_AGAIN: Duration = Duration::from_millis(50);
 
@@ -155,7 +155,7 @@ impl TunnelHelper {
         }
     }
 
-    /// Removes them.
+    /// Removes the device and its addresses.
     pub(crate) fn close(&self) {
         match self.ask(&HelperRequest::Close) {
             Ok(HelperAnswer::Done) => {}
@@ -220,7 +220,7 @@ impl OpenNetwork {
     }
 }
 
-/// Whether it is another proxy that has the lock: any program could bind its name.
+/// Checks that the holder of the lock is another proxy: any program could bind its name.
 fn check_holder() -> Result<Option<OpenNetwork>, String> {
     let holder = lock_name().and_then(|name| UnixStream::connect_addr(&name));
     let holder = holder.and_then(|at| Ok(getsockopt(&at, PeerCredentials)?));

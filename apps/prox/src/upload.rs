@@ -307,6 +307,7 @@ async fn pass_on<F: FlowIo>(
                 copy: &copy,
                 end: None,
                 reports_to: None,
+                unrecorded: None,
             });
             send(flow, prox, watch, record, source, part, MemoState::Never).await
         }

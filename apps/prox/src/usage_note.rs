@@ -12,7 +12,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::client_traffic::{Month, MonthBytes};
+use crate::client_traffic::MonthBytes;
+use crate::traffic_table::Month;
 
 /// The flows of a client at one node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,7 +94,7 @@ impl UsageNote {
         })
     }
 
-    /// Says what a process of this node has counted.
+    /// Sets the bytes that a process of this node has counted.
     pub(crate) fn set_run(&mut self, run: &str, node: &str, bytes: MonthBytes) {
         let of_run = RunBytes {
             node: node.to_owned(),

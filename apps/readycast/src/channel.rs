@@ -31,7 +31,7 @@ pub struct ChannelSummary {
     pub title: String,
     /// Author; may be empty.
     pub author: String,
-    /// What is fetched, and by when.
+    /// Which episodes are fetched, and by when.
     pub rule: ChannelRule,
     /// Episodes that are known.
     pub episodes: u32,
@@ -58,7 +58,7 @@ pub struct Channel {
     pub site: Option<Url>,
     /// Picture of the podcast.
     pub image: Option<Url>,
-    /// When it was subscribed to.
+    /// When the channel was subscribed to.
     pub added_at: Timestamp,
     /// When the feed was last read.
     pub refreshed_at: Option<Timestamp>,

@@ -20,9 +20,10 @@ use serde::Serialize;
 use url::Url;
 
 use crate::channel::ChannelId;
+use crate::enclosure_choice::{EnclosureChoice, EpisodeEnclosure};
 use crate::episode::{EpisodeDeadline, EpisodeId, EpisodeState};
 use crate::episodes::found;
-use crate::library::{Library, LibraryError, json, optional_time, seconds, time, url};
+use crate::library::{Library, LibraryError, json, optional_time, seconds, time, to_json, url};
 use crate::local_host::local_host_of;
 use crate::refresh::refused_enclosure;
 use crate::rule::{ChannelRule, DownloadSchedule};
@@ -39,7 +40,7 @@ const DAY: Duration = Duration::from_secs(24 * 3_600);
 /// Where the audio or video of an episode comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct EpisodeSource {
-    /// The enclosure.
+    /// The address of the enclosure.
     pub url: Url,
     /// Value of `Authorization`, if the enclosure is of the feed's own origin.
     #[serde(skip)]
@@ -48,6 +49,8 @@ pub struct EpisodeSource {
     pub local_host: Option<String>,
     /// Why the enclosure is not fetched, in a sentence; none if it is.
     pub refused: Option<String>,
+    /// The alternate enclosure that the channel's rule chose; none for the feed's own.
+    pub chosen: Option<EpisodeEnclosure>,
 }
 
 /// A download that is to begin.
@@ -63,14 +66,16 @@ pub struct PlannedDownload {
     pub title: String,
     /// Publication of the episode.
     pub published: Timestamp,
-    /// What to fetch.
+    /// The addresses and credentials to fetch the episode with.
     pub source: EpisodeSource,
     /// Media type as the feed says it.
     pub media_type: Option<String>,
-    /// By when; none for no deadline.
+    /// The deadline; `None` if there is none.
     pub deadline: Option<Timestamp>,
     /// Policy, as `--policy` takes it; none for the device's own.
     pub policy: Option<String>,
+    /// The file of an earlier attempt, of which a part may be there.
+    pub file: Option<PathBuf>,
 }
 
 /// A file that no rule wants any longer.
@@ -80,15 +85,20 @@ pub struct UnwantedFile {
     pub episode: EpisodeId,
     /// Path of the file to remove.
     pub file: PathBuf,
+    /// The file system that it was seen on; none if it was not.
+    pub file_system: Option<String>,
 }
 
-/// What is to be done now.
+/// The downloads to begin now, and the files to remove.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct DownloadPlan {
     /// Downloads to begin, in the order in which they will be heard: by deadline, then the oldest first.
     pub start: Vec<PlannedDownload>,
     /// Files to remove: played, or more than the channel's rule keeps.
     pub remove: Vec<UnwantedFile>,
+    /// Files of which a part may be there that nobody will complete: their downloads failed, and they are no longer
+    /// wanted.
+    pub discard: Vec<UnwantedFile>,
     /// When a failed download may be tried again; none if none waits.
     pub next_retry_at: Option<Timestamp>,
 }
@@ -102,7 +112,7 @@ pub struct ActiveDownload {
     pub job: Option<u64>,
     /// The file it writes.
     pub file: PathBuf,
-    /// When it is to be whole.
+    /// When the download is to be complete.
     pub deadline: Option<Timestamp>,
     /// What the log will keep of it, as far as it is stored.
     pub record: TransferRecord,
@@ -113,11 +123,11 @@ pub struct ActiveDownload {
 pub enum DownloadOutcome {
     /// The file is whole.
     Whole {
-        /// Its size.
+        /// The size of the file.
         bytes: u64,
-        /// Its digest, in hexadecimal.
+        /// The digest of the file, in hexadecimal.
         sha256: Option<String>,
-        /// Its media type, if the origin said one.
+        /// The file's media type, if the origin gave one.
         media_type: Option<String>,
     },
     /// The episode could not be fetched; it is tried again after a while.
@@ -149,13 +159,13 @@ struct Candidate {
     played: bool,
     position_ms: i64,
     bytes: u64,
-    file: Option<PathBuf>,
     retry_at: Option<Timestamp>,
     own: Option<EpisodeDeadline>,
+    file_system: Option<String>,
 }
 
 impl Library {
-    /// What is to be fetched and removed now, by the rules and by what was asked for.
+    /// The downloads and removals that are due now, by the rules and by requests of the user.
     ///
     /// # Errors
     /// The database fails.
@@ -164,7 +174,7 @@ impl Library {
         self.plan(&rules, now)
     }
 
-    /// What is to be fetched and removed now of these channels.
+    /// The downloads and removals that are due now in these channels.
     ///
     /// # Errors
     /// The database fails.
@@ -211,10 +221,14 @@ impl Library {
     ) -> Result<Option<EpisodeSource>, LibraryError> {
         let connection = self.lock();
         let mut query = connection.prepare_cached(
-            "SELECT e.enclosure, c.url AS feed, c.authorization, c.local_host FROM episodes e
-             JOIN channels c ON c.id = e.channel WHERE e.id = ?1",
+            "SELECT e.enclosure, e.media_type, e.feed_bytes, e.alternates, c.url AS feed, c.authorization,
+             c.local_host, c.rule FROM episodes e JOIN channels c ON c.id = e.channel WHERE e.id = ?1",
         )?;
-        Ok(query.query_row([episode.0], source).optional()?)
+        let of_rule = |row: &Row<'_>| {
+            let rule: ChannelRule = json(row, "rule")?;
+            source(row, rule.enclosure)
+        };
+        Ok(query.query_row([episode.0], of_rule).optional()?)
     }
 
     /// Notes that a download begins into `file`, before the agent is asked: what ends in between is found by
@@ -228,15 +242,31 @@ impl Library {
         file: &Path,
         deadline: Option<Timestamp>,
     ) -> Result<(), LibraryError> {
+        self.begin_download_from(episode, file, deadline, None)
+    }
+
+    /// Notes that a download of an alternate enclosure begins, or of the feed's own if `chosen` is none, as
+    /// [`Library::begin_download`] does.
+    ///
+    /// # Errors
+    /// There is no such episode, or the database fails.
+    pub fn begin_download_from(
+        &self,
+        episode: EpisodeId,
+        file: &Path,
+        deadline: Option<Timestamp>,
+        chosen: Option<&EpisodeEnclosure>,
+    ) -> Result<(), LibraryError> {
         let changed = self.lock().execute(
             "UPDATE episodes SET state = ?2, job = NULL, file = ?3, deadline = ?4, problem = NULL,
-             transfer_record = CASE WHEN state = ?2 THEN transfer_record END
+             chosen = ?5, transfer_record = CASE WHEN state = ?2 THEN transfer_record END
              WHERE id = ?1",
             params![
                 episode.0,
                 EpisodeState::Downloading.number(),
                 file.to_string_lossy(),
                 deadline.map(seconds),
+                chosen.map(to_json),
             ],
         )?;
         found(changed, episode)
@@ -309,6 +339,42 @@ impl Library {
         Ok(())
     }
 
+    /// Notes that nothing is left of a download that failed.
+    ///
+    /// # Errors
+    /// The database fails.
+    pub fn note_discarded(&self, episode: EpisodeId) -> Result<(), LibraryError> {
+        self.lock().execute(
+            "UPDATE episodes SET file = NULL WHERE id = ?1 AND state NOT IN (?2, ?3)",
+            params![
+                episode.0,
+                EpisodeState::Ready.number(),
+                EpisodeState::Downloading.number(),
+            ],
+        )?;
+        Ok(())
+    }
+
+    /// Files of a channel's downloads that failed, of which a part may be there.
+    ///
+    /// # Errors
+    /// The database fails.
+    pub fn failed_files(&self, channel: ChannelId) -> Result<Vec<PathBuf>, LibraryError> {
+        let connection = self.lock();
+        let mut query = connection.prepare_cached(
+            "SELECT file FROM episodes WHERE channel = ?1 AND file IS NOT NULL AND state NOT IN (?2, ?3)",
+        )?;
+        let states = params![
+            channel.0,
+            EpisodeState::Ready.number(),
+            EpisodeState::Downloading.number(),
+        ];
+        let rows = query.query_map(states, |row| row.get::<_, String>(0))?;
+        Ok(rows
+            .map(|row| row.map(PathBuf::from))
+            .collect::<Result<_, _>>()?)
+    }
+
     /// Notes that the file of an episode was removed; it is fetched again only if asked for.
     ///
     /// # Errors
@@ -316,24 +382,6 @@ impl Library {
     pub fn note_removed(&self, episode: EpisodeId) -> Result<(), LibraryError> {
         let connection = self.lock();
         found(remove_file(&connection, episode)?, episode)
-    }
-
-    /// Episodes that are ready, with their files.
-    ///
-    /// # Errors
-    /// The database fails.
-    pub fn ready_files(&self) -> Result<Vec<(EpisodeId, PathBuf)>, LibraryError> {
-        let connection = self.lock();
-        let mut query = connection.prepare_cached(
-            "SELECT id, file FROM episodes WHERE state = ?1 AND file IS NOT NULL",
-        )?;
-        let rows = query.query_map([EpisodeState::Ready.number()], |row| {
-            Ok((
-                EpisodeId(row.get(0)?),
-                PathBuf::from(row.get::<_, String>(1)?),
-            ))
-        })?;
-        Ok(rows.collect::<Result<_, _>>()?)
     }
 
     /// Downloads that have begun and not ended, by deadline.
@@ -360,10 +408,10 @@ impl Library {
     }
 }
 
-fn remove_file(connection: &Connection, episode: EpisodeId) -> rusqlite::Result<usize> {
+pub(crate) fn remove_file(connection: &Connection, episode: EpisodeId) -> rusqlite::Result<usize> {
     connection.execute(
         "UPDATE episodes SET state = ?2, job = NULL, file = NULL, file_bytes = NULL, sha256 = NULL,
-         deadline = NULL, own_deadline = NULL WHERE id = ?1",
+         file_system = NULL, chosen = NULL, deadline = NULL, own_deadline = NULL WHERE id = ?1",
         params![episode.0, EpisodeState::Removed.number()],
     )
 }
@@ -376,12 +424,13 @@ fn note_failure(
     now: Timestamp,
 ) -> rusqlite::Result<usize> {
     let changed = transaction.execute(
-        "UPDATE episodes SET state = :failed, job = NULL, file = NULL, problem = :reason,
-         failures = failures + 1, retry_at = NULL WHERE id = :id",
+        "UPDATE episodes SET state = :failed, job = NULL, file = CASE WHEN :is_final THEN NULL ELSE file END,
+         problem = :reason, failures = failures + 1, retry_at = NULL WHERE id = :id",
         named_params! {
             ":id": episode.0,
             ":failed": EpisodeState::Failed.number(),
             ":reason": reason,
+            ":is_final": is_final,
         },
     )?;
     if changed == 0 || is_final {
@@ -418,15 +467,27 @@ fn rule_row(row: &Row<'_>) -> rusqlite::Result<(ChannelId, ChannelRule)> {
     Ok((ChannelId(row.get("id")?), json(row, "rule")?))
 }
 
-/// The source of an episode in a row with the columns `enclosure`, `feed`, `authorization` and `local_host`.
-fn source(row: &Row<'_>) -> rusqlite::Result<EpisodeSource> {
-    let (feed, enclosure) = (url(row, "feed")?, url(row, "enclosure")?);
+/// The source of an episode in a row with the columns `enclosure`, `media_type`, `feed_bytes`, `alternates`, `feed`,
+/// `authorization` and `local_host`. An alternate that would not be fetched is not chosen.
+fn source(row: &Row<'_>, choice: EnclosureChoice) -> rusqlite::Result<EpisodeSource> {
+    let feed = url(row, "feed")?;
+    let own = EpisodeEnclosure {
+        url: url(row, "enclosure")?,
+        media_type: row.get("media_type")?,
+        bytes: row.get::<_, Option<i64>>("feed_bytes")?.map(|b| b as u64),
+        title: String::new(),
+    };
+    let mut alternates: Vec<EpisodeEnclosure> = json(row, "alternates")?;
+    alternates.retain(|alternate| refused_enclosure(&alternate.url, &feed).is_none());
+    let chosen = choice.choose(&own, &alternates).cloned();
+    let enclosure = chosen.as_ref().map_or(own.url, |chosen| chosen.url.clone());
     let authorization: Option<String> = row.get("authorization")?;
     Ok(EpisodeSource {
         authorization: authorization.filter(|_| feed.origin() == enclosure.origin()),
         local_host: local_host_of(&feed, row.get("local_host")?),
         refused: refused_enclosure(&enclosure, &feed),
         url: enclosure,
+        chosen,
     })
 }
 
@@ -440,7 +501,8 @@ fn candidates(
         "SELECT e.*, c.title AS channel_title, c.url AS feed, c.authorization, c.local_host FROM episodes e
          JOIN channels c ON c.id = e.channel
          WHERE e.channel = :channel AND (
-            e.state = :ready OR e.own_deadline IS NOT NULL OR e.id IN (
+            e.state = :ready OR e.own_deadline IS NOT NULL
+            OR (e.state IN (:new, :failed) AND e.file IS NOT NULL) OR e.id IN (
                 SELECT id FROM episodes WHERE channel = :channel AND (played = 0 OR NOT :unplayed)
                 ORDER BY published DESC, id DESC LIMIT :latest))
          ORDER BY e.published DESC, e.id DESC",
@@ -449,13 +511,25 @@ fn candidates(
         named_params! {
             ":channel": channel.0,
             ":ready": EpisodeState::Ready.number(),
+            ":new": EpisodeState::New.number(),
+            ":failed": EpisodeState::Failed.number(),
             ":unplayed": rule.keep.unplayed_only,
             ":latest": rule.keep.latest,
         },
         |row| {
-            let bytes: Option<i64> = match row.get("file_bytes")? {
-                Some(bytes) => Some(bytes),
-                None => row.get("feed_bytes")?,
+            let source = source(row, rule.enclosure)?;
+            let chosen = source.chosen.clone();
+            let bytes: Option<u64> = match row.get::<_, Option<i64>>("file_bytes")? {
+                Some(bytes) => Some(bytes as u64),
+                None => {
+                    let own: Option<i64> = row.get("feed_bytes")?;
+                    let chosen = chosen.as_ref().and_then(|chosen| chosen.bytes);
+                    chosen.or(own.map(|bytes| bytes as u64))
+                }
+            };
+            let media_type = match chosen {
+                Some(chosen) => chosen.media_type,
+                None => row.get("media_type")?,
             };
             Ok(Candidate {
                 planned: PlannedDownload {
@@ -464,18 +538,19 @@ fn candidates(
                     channel_title: row.get("channel_title")?,
                     title: row.get("title")?,
                     published: time(row, "published")?,
-                    source: source(row)?,
-                    media_type: row.get("media_type")?,
+                    source,
+                    media_type,
                     deadline: None,
                     policy: None,
+                    file: row.get::<_, Option<String>>("file")?.map(PathBuf::from),
                 },
                 state: EpisodeState::from_number(row.get("state")?),
                 played: row.get("played")?,
                 position_ms: row.get("position_ms")?,
-                bytes: bytes.map_or(0, |b| b as u64),
-                file: row.get::<_, Option<String>>("file")?.map(PathBuf::from),
+                bytes: bytes.unwrap_or(0),
                 retry_at: optional_time(row, "retry_at")?,
                 own: json(row, "own_deadline")?,
+                file_system: row.get("file_system")?,
             })
         },
     )?;
@@ -507,10 +582,11 @@ fn plan_channel(
                 let is_begun = candidate.position_ms > 0 && !candidate.played;
                 let is_wanted =
                     is_among_latest || is_begun || candidate.own.is_some() && !candidate.played;
-                if let (false, Some(file)) = (is_wanted, candidate.file) {
+                if let (false, Some(file)) = (is_wanted, candidate.planned.file) {
                     plan.remove.push(UnwantedFile {
                         episode: candidate.planned.episode,
                         file,
+                        file_system: candidate.file_system,
                     });
                 }
             }
@@ -518,12 +594,24 @@ fn plan_channel(
                 let by_rule = is_among_latest && rule.schedule != DownloadSchedule::Manual;
                 if candidate.own.is_some() || by_rule {
                     plan_start(transaction, candidate, rule, now, plan)?;
+                } else {
+                    plan_discard(candidate, plan);
                 }
             }
             EpisodeState::Downloading | EpisodeState::Removed => {}
         }
     }
     Ok(())
+}
+
+/// Plans that the part of a file goes of which nothing more will come.
+fn plan_discard(candidate: Candidate, plan: &mut DownloadPlan) {
+    plan.discard
+        .extend(candidate.planned.file.map(|file| UnwantedFile {
+            episode: candidate.planned.episode,
+            file,
+            file_system: None,
+        }));
 }
 
 fn plan_start(
@@ -533,18 +621,22 @@ fn plan_start(
     now: &Zoned,
     plan: &mut DownloadPlan,
 ) -> rusqlite::Result<()> {
-    let mut planned = candidate.planned;
+    let planned = &candidate.planned;
     if let Some(problem) = &planned.source.refused {
         transaction.execute(
             "UPDATE episodes SET state = ?2, problem = ?3, own_deadline = NULL WHERE id = ?1",
             params![planned.episode.0, EpisodeState::Failed.number(), problem],
         )?;
+        plan_discard(candidate, plan);
         return Ok(());
     }
     if candidate.state == EpisodeState::Failed {
         match candidate.retry_at {
             // It failed for good.
-            None => return Ok(()),
+            None => {
+                plan_discard(candidate, plan);
+                return Ok(());
+            }
             // One that is further away than any wait was set by a clock that was wrong.
             Some(at) if at > now.timestamp() && at <= now.timestamp() + DAY => {
                 let next = plan.next_retry_at.unwrap_or(at).min(at);
@@ -554,6 +646,7 @@ fn plan_start(
             Some(_) => {}
         }
     }
+    let mut planned = candidate.planned;
     match candidate.own {
         Some(own) => {
             planned.deadline = own.by;

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use url::Url;
 
 use crate::channel::ChannelId;
+use crate::enclosure_choice::EpisodeEnclosure;
 
 /// Number of an episode in this library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -66,10 +67,10 @@ impl EpisodeState {
     }
 }
 
-/// When an episode is wanted, if a person said so of it alone.
+/// The deadline that a person gave to an episode alone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EpisodeDeadline {
-    /// By when; none for no deadline.
+    /// The deadline; `None` if there is none.
     pub by: Option<Timestamp>,
     /// Policy of the download, as `--policy` takes it; none for the channel's.
     pub policy: Option<String>,
@@ -94,7 +95,7 @@ pub struct EpisodeSummary {
     pub bytes: Option<u64>,
     /// How far the file is.
     pub state: EpisodeState,
-    /// Whether it was heard to its end.
+    /// Whether the episode was heard to its end.
     pub played: bool,
     /// Where to go on.
     pub position_ms: u64,
@@ -102,7 +103,7 @@ pub struct EpisodeSummary {
     pub deadline: Option<Timestamp>,
     /// Number of the agent's transfer, while there is one.
     pub job: Option<u64>,
-    /// Why it could not be fetched, in a sentence.
+    /// Why the episode could not be fetched, in a sentence.
     pub problem: Option<String>,
 }
 
@@ -125,6 +126,10 @@ pub struct Episode {
     pub chapters: Option<Url>,
     /// Address of the transcript.
     pub transcript: Option<Url>,
+    /// Other enclosures that the feed names.
+    pub alternates: Vec<EpisodeEnclosure>,
+    /// The alternate that was chosen for the download; none for the feed's own, and before there is a download.
+    pub chosen: Option<EpisodeEnclosure>,
     /// Number of the season.
     pub season: Option<u32>,
     /// Number of the episode in its season.
@@ -142,7 +147,7 @@ pub struct Episode {
 pub struct EpisodeQuery {
     /// Episodes of this channel only.
     pub channel: Option<ChannelId>,
-    /// In this state only.
+    /// Only episodes in this state.
     pub state: Option<EpisodeState>,
     /// Only those that were played, or only those that were not.
     pub played: Option<bool>,
@@ -150,7 +155,7 @@ pub struct EpisodeQuery {
     pub words: String,
     /// Entries to leave out at the beginning.
     pub offset: u32,
-    /// Most entries.
+    /// The maximum number of entries.
     pub limit: u32,
 }
 

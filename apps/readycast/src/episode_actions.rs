@@ -19,10 +19,10 @@ use crate::episode::EpisodeId;
 use crate::library::{Library, LibraryError, seconds, time, url};
 use crate::subscription_changes::{channel_at, read_clock};
 
-/// Most actions that are kept: the newest.
+/// The maximum number of actions that are kept: the newest.
 pub const EPISODE_ACTIONS_MAX: i64 = 50_000; // a guess: ten years of a busy listener
 
-/// Most bytes of a device's or an episode's name in an action.
+/// The maximum number of bytes of a device's or an episode's name in an action.
 const NAME_BYTES_MAX: usize = 1_024;
 
 /// This close to the end an episode was heard, as for the agent's own player.
@@ -65,7 +65,7 @@ impl EpisodeActionKind {
         EpisodeActionKind::ALL.into_iter().find(is_it)
     }
 
-    /// Whether it says how far the episode was heard.
+    /// Whether the action says how far the episode was heard.
     fn is_about_listening(self) -> bool {
         matches!(self, EpisodeActionKind::Play | EpisodeActionKind::New)
     }
@@ -84,7 +84,7 @@ pub struct SyncAction {
     pub device: String,
     /// What was done.
     pub kind: EpisodeActionKind,
-    /// When it was done.
+    /// When the action happened.
     pub happened_at: Timestamp,
     /// Second at which the player began.
     pub started: Option<u32>,
@@ -334,7 +334,7 @@ fn record(
     Ok(())
 }
 
-/// What is known of how far an episode was heard, or of its file.
+/// The newest action on an episode of one kind: how far it was heard, or what happened to its file.
 struct KnownAction {
     happened_at: i64,
     word: String,
@@ -412,7 +412,7 @@ fn store(
     Ok(())
 }
 
-/// Does to an episode what an action says of listening.
+/// Applies an action of another app to an episode: its position, and whether it was heard.
 fn apply(transaction: &Transaction<'_>, episode: i64, action: &SyncAction) -> rusqlite::Result<()> {
     let at = seconds(action.happened_at);
     match (action.kind, action.position) {

@@ -77,7 +77,7 @@ impl Library {
         let connection = self.lock();
         let mut query = connection.prepare_cached(&format!(
             "SELECT {EPISODE_SUMMARY}, e.guid, ifnull(n.html, '') AS notes, e.enclosure, e.media_type, e.link,
-             e.chapters, e.transcript, e.season, e.number, e.file, e.sha256, e.own_deadline
+             e.chapters, e.transcript, e.alternates, e.chosen, e.season, e.number, e.file, e.sha256, e.own_deadline
              FROM episodes e JOIN channels c ON c.id = e.channel LEFT JOIN notes n ON n.episode = e.id
              WHERE e.id = ?1"
         ))?;
@@ -93,6 +93,8 @@ impl Library {
                 link: optional_url(row, "link")?,
                 chapters: optional_url(row, "chapters")?,
                 transcript: optional_url(row, "transcript")?,
+                alternates: json(row, "alternates")?,
+                chosen: json(row, "chosen")?,
                 season: row.get("season")?,
                 number: row.get("number")?,
                 file: file.filter(|_| is_whole).map(PathBuf::from),

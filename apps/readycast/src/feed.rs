@@ -20,10 +20,11 @@ use feed_rs::parser::Builder;
 use jiff::Timestamp;
 use url::Url;
 
-use self::namespaces::{FeedExtras, ItemExtras, readable};
+use self::namespaces::{FeedExtras, ItemExtras, ListedAlternate, readable};
 pub(crate) use self::namespaces::{attribute, declares_entities};
-pub(crate) use self::text::plain_text;
 use self::text::{find, html_notes};
+pub(crate) use self::text::{markup_lines, plain_text};
+use crate::enclosure_choice::EpisodeEnclosure;
 use crate::parsed_feed::{
     FEED_BYTES_MAX, FEED_EPISODES_MAX, FeedError, NOTES_BYTES_MAX, ParsedEpisode, ParsedFeed,
     SkippedItems, TITLE_BYTES_MAX,
@@ -200,7 +201,12 @@ fn episode(entry: Entry, extras: &ItemExtras, base: &Url) -> Option<UnreadEpisod
                 .chapters
                 .as_ref()
                 .and_then(|text| web_address(text, base)),
-            transcript: transcript.filter(is_web),
+            transcript: extras
+                .transcript
+                .as_ref()
+                .and_then(|listed| web_address(&listed.address, base))
+                .or(transcript.filter(is_web)),
+            alternates: extras.alternates.iter().filter_map(alternate).collect(),
             season: season.or(extras.season),
             number: number
                 .filter(|n| n.fract() == 0.0 && (0.0..1e6).contains(n))
@@ -208,6 +214,18 @@ fn episode(entry: Entry, extras: &ItemExtras, base: &Url) -> Option<UnreadEpisod
                 .or(extras.number),
         },
         notes,
+    })
+}
+
+/// An alternate enclosure; none if the feed names no address of the web for it.
+fn alternate(listed: &ListedAlternate) -> Option<EpisodeEnclosure> {
+    let text = |text: &Option<String>| text.as_ref().map(|t| plain_text(t, TITLE_BYTES_MAX));
+    let url: Url = listed.address.as_ref()?.trim().parse().ok()?;
+    Some(EpisodeEnclosure {
+        url: Some(url).filter(is_web)?,
+        media_type: text(&listed.media_type),
+        bytes: listed.bytes,
+        title: text(&listed.title).unwrap_or_default(),
     })
 }
 

@@ -8,7 +8,7 @@ use crate::channel::ChannelId;
 use crate::episode::EpisodeId;
 use crate::library::{Library, LibraryError, seconds, url};
 
-/// Most bytes of a feed that is kept for other apps.
+/// The maximum number of bytes of a feed that is kept for other apps.
 pub const KEPT_FEED_BYTES_MAX: usize = 16 << 20; // a guess: 10,000 episodes with long notes
 
 /// How long a feed is kept that no app asks for.
@@ -109,7 +109,7 @@ pub(crate) fn keep_feed(
 
 /// A version of an episode's bytes that an app was given a part of.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GivenCopy {
+pub struct ServedCopyVersion {
     /// Name of the version.
     pub edition: String,
     /// How many of its first bytes the digest is of.
@@ -126,7 +126,7 @@ impl Library {
     pub fn note_given_copy(
         &self,
         episode: EpisodeId,
-        copy: &GivenCopy,
+        copy: &ServedCopyVersion,
     ) -> Result<(), LibraryError> {
         self.lock().execute(
             "INSERT OR REPLACE INTO given_copies (episode, edition, bytes, sha256)
@@ -145,11 +145,14 @@ impl Library {
     ///
     /// # Errors
     /// The database fails.
-    pub fn given_copy(&self, episode: EpisodeId) -> Result<Option<GivenCopy>, LibraryError> {
+    pub fn given_copy(
+        &self,
+        episode: EpisodeId,
+    ) -> Result<Option<ServedCopyVersion>, LibraryError> {
         let connection = self.lock();
         let sql = "SELECT edition, bytes, sha256 FROM given_copies WHERE episode = ?1";
         let found = connection.query_row(sql, [episode.0], |row| {
-            Ok(GivenCopy {
+            Ok(ServedCopyVersion {
                 edition: row.get("edition")?,
                 bytes: row.get::<_, i64>("bytes")? as u64,
                 sha256: row.get("sha256")?,

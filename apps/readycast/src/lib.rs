@@ -11,8 +11,10 @@
 
 mod channel;
 mod downloads;
+mod enclosure_choice;
 mod episode;
 mod episode_actions;
+mod episode_files;
 mod episodes;
 mod feed;
 mod kept_feeds;
@@ -28,6 +30,7 @@ mod study;
 mod subscription_changes;
 mod subscriptions;
 mod sync_account;
+mod transcript;
 mod transfer_log;
 
 pub use channel::{Channel, ChannelId, ChannelSummary};
@@ -35,14 +38,16 @@ pub use downloads::{
     ActiveDownload, DOWNLOAD_RETRY, DownloadOutcome, DownloadPlan, EpisodeSource, PlannedDownload,
     UnwantedFile,
 };
+pub use enclosure_choice::{ALTERNATES_MAX, EnclosureChoice, EpisodeEnclosure};
 pub use episode::{
     Episode, EpisodeDeadline, EpisodeId, EpisodeQuery, EpisodeState, EpisodeSummary,
 };
 pub use episode_actions::{
     ActionSubject, EPISODE_ACTIONS_MAX, EpisodeActionKind, RecordedActions, SyncAction,
 };
+pub use episode_files::{FolderMount, ReadyFile};
 pub use feed::parse_feed;
-pub use kept_feeds::{GivenCopy, KEPT_FEED_BYTES_MAX, KeptFeed};
+pub use kept_feeds::{KEPT_FEED_BYTES_MAX, KeptFeed, ServedCopyVersion};
 pub use library::{Library, LibraryError};
 pub use local_host::is_local_url;
 pub use opml::{OPML_FEEDS_MAX, feed_links_of_page, read_opml, write_opml};
@@ -64,6 +69,7 @@ pub use study::{
 pub use subscription_changes::{APP_DEVICES_MAX, AppDevice, ChangedFeed, SubscriptionChanges};
 pub use subscriptions::{IMPORT_BATCH, IMPORT_READ_AT_ONCE, ImportedFeeds};
 pub use sync_account::{SYNC_INTERVAL, SYNC_RETRY_MAX, SyncAccount, SyncProgress};
+pub use transcript::{PASSAGES_MAX, TRANSCRIPT_BYTES_MAX, TranscriptPassage, parse_transcript};
 pub use transfer_log::{
     AcceptedDelay, CarriedBytes, LoggedLoss, LoggedNetwork, LoggedSwitch, SWITCHES_MAX,
     TRANSFER_LOG_ENTRIES_MAX, TransferLabels, TransferLogEntry, TransferLogPage, TransferRecord,

@@ -6,6 +6,7 @@
 //!  ├─ refresh        which feeds are due, and what a refresh brought
 //!  ├─ episodes       lists, positions
 //!  ├─ downloads      which episodes are wanted, and how their downloads went
+//!  ├─ episode_files  files of episodes, and the disks that they are on
 //!  ├─ transfer_log   what each download cost, when it was whole, and when it was played
 //!  ├─ kept_feeds     texts of feeds that other apps read through the agent
 //!  └─ sync: subscription_changes, episode_actions, sync_account
@@ -33,11 +34,12 @@ const FILE_NAME: &str = "library.sqlite";
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The steps from an empty database to today's schema. A step that was released never changes.
-const MIGRATIONS: [&str; 4] = [
+const MIGRATIONS: [&str; 5] = [
     include_str!("schema_1.sql"),
     include_str!("schema_2.sql"),
     include_str!("schema_3.sql"),
     include_str!("schema_4.sql"),
+    include_str!("schema_5.sql"),
 ];
 
 /// Why the library cannot do what it was asked for.
@@ -51,7 +53,7 @@ pub enum LibraryError {
     Folder {
         /// Folder that cannot be made.
         folder: PathBuf,
-        /// Why.
+        /// The error of the operating system.
         error: std::io::Error,
     },
     /// The database was written by a later version.
@@ -60,7 +62,7 @@ pub enum LibraryError {
         file.display()
     )]
     Newer {
-        /// The database.
+        /// The path of the database.
         file: PathBuf,
     },
     /// No such channel.
@@ -75,9 +77,9 @@ pub enum LibraryError {
     /// A copy of the library that cannot be written.
     #[error("cannot write the copy {}: {why}", file.display())]
     Backup {
-        /// The copy.
+        /// The path of the copy.
         file: PathBuf,
-        /// Why it cannot be written, in words.
+        /// Why the database cannot be written, in words.
         why: String,
     },
     /// An index of podcasts that cannot be read or written.
@@ -85,7 +87,7 @@ pub enum LibraryError {
     Index {
         /// The index, or the database that it is made from.
         file: PathBuf,
-        /// Why it cannot be used, in words.
+        /// Why the database cannot be used, in words.
         why: String,
     },
     /// A feed that cannot be read.

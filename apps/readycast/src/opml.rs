@@ -16,7 +16,7 @@ use crate::channel::ChannelSummary;
 use crate::feed::{attribute, declares_entities};
 use crate::parsed_feed::{FEED_BYTES_MAX, FeedError, OpmlFeed, OpmlImport, TITLE_BYTES_MAX};
 
-/// Most feeds of a list.
+/// The maximum number of feeds of a list.
 pub const OPML_FEEDS_MAX: usize = 10_000;
 
 /// Media types of feeds, as pages name them.

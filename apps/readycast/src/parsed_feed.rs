@@ -4,16 +4,18 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use url::Url;
 
-/// Most bytes of a feed.
+use crate::enclosure_choice::EpisodeEnclosure;
+
+/// The maximum number of bytes of a feed.
 pub const FEED_BYTES_MAX: usize = 50 << 20; // the largest feed that the tests take
 
-/// Most episodes that are kept of a feed: the newest.
+/// The maximum number of episodes that are kept of a feed: the newest.
 pub const FEED_EPISODES_MAX: usize = 10_000;
 
-/// Most bytes of a title, an author or an identifier.
+/// The maximum number of bytes of a title, an author or an identifier.
 pub const TITLE_BYTES_MAX: usize = 1024;
 
-/// Most bytes of sanitised show notes.
+/// The maximum number of bytes of sanitised show notes.
 pub const NOTES_BYTES_MAX: usize = 256 * 1024;
 
 /// A feed as it was read. Texts are plain, show notes are sanitised HTML.
@@ -73,8 +75,10 @@ pub struct ParsedEpisode {
     pub link: Option<Url>,
     /// File of chapters in JSON (`podcast:chapters`).
     pub chapters: Option<Url>,
-    /// Transcript (`podcast:transcript`), the first.
+    /// Transcript (`podcast:transcript`): of several, one with times.
     pub transcript: Option<Url>,
+    /// Other enclosures (`podcast:alternateEnclosure`), in the feed's order.
+    pub alternates: Vec<EpisodeEnclosure>,
     /// Number of the season.
     pub season: Option<u32>,
     /// Number of the episode in its season.

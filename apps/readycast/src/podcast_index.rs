@@ -26,13 +26,13 @@ use crate::library::LibraryError;
 /// Name of the index within the folder of the library.
 const FILE_NAME: &str = "index.sqlite";
 
-/// Most podcasts of an index.
+/// The maximum number of podcasts of an index.
 pub const INDEX_PODCASTS_MAX: u64 = 20_000_000; // a guess: Podcast Index has 4.5 million
 
 /// Words of a search that count; further ones are left out.
 const WORDS_MAX: usize = 16;
 
-/// Most bytes of an address.
+/// The maximum number of bytes of an address.
 const URL_BYTES_MAX: usize = 2_048; // a guess: browsers take so many
 
 const SCHEMA: &str = "
@@ -46,13 +46,13 @@ const SCHEMA: &str = "
 pub struct IndexedPodcast {
     /// Title, never empty.
     pub title: String,
-    /// Who makes it; may be empty.
+    /// The podcast's author; may be empty.
     pub author: String,
     /// Address of its feed.
     pub url: Url,
     /// Language, as its feed says it; may be empty.
     pub language: String,
-    /// Its episodes, as the index counts them.
+    /// The number of episodes, as the index counts them.
     pub episodes: Option<u32>,
 }
 

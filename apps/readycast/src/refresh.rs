@@ -43,11 +43,11 @@ const MOVES_PER_DAY_MAX: u32 = 5;
 pub struct RefreshRequest {
     /// Channel of the feed.
     pub channel: ChannelId,
-    /// Its address.
+    /// The feed's address.
     pub url: Url,
-    /// For `If-None-Match`.
+    /// The entity tag, for `If-None-Match`.
     pub etag: Option<String>,
-    /// For `If-Modified-Since`.
+    /// The time of the last change, for `If-Modified-Since`.
     pub last_modified: Option<String>,
     /// Value of `Authorization`, for this host only.
     pub authorization: Option<String>,
@@ -62,11 +62,11 @@ pub enum RefreshOutcome {
     NotModified,
     /// The origin sent the feed.
     Feed {
-        /// The answer's body.
+        /// The body of the server's answer.
         bytes: Vec<u8>,
         /// `ETag` of the answer.
         etag: Option<String>,
-        /// Its `Last-Modified`.
+        /// The feed's `Last-Modified`.
         last_modified: Option<String>,
         /// The address at which redirects for good (301, 308) ended; none without such a redirect.
         moved_to: Option<Url>,
@@ -427,8 +427,8 @@ fn insert_episode(
     let published = episode.published.unwrap_or(now).min(now);
     let mut insert = transaction.prepare_cached(
         "INSERT INTO episodes (channel, guid, title, published, enclosure, media_type, feed_bytes,
-         duration_s, link, chapters, transcript, season, number, state, problem)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)",
+         duration_s, link, chapters, transcript, season, number, state, problem, alternates)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)",
     )?;
     let id = insert.insert(params![
         channel.0,
@@ -446,9 +446,15 @@ fn insert_episode(
         episode.number,
         state.number(),
         problem,
+        alternates(episode),
     ])?;
     store_notes(transaction, id, &episode.notes)?;
     Ok(())
+}
+
+/// The alternate enclosures of an item as JSON; none if it has none.
+fn alternates(episode: &ParsedEpisode) -> Option<String> {
+    (!episode.alternates.is_empty()).then(|| to_json(&episode.alternates))
 }
 
 fn update_episode(
@@ -461,11 +467,12 @@ fn update_episode(
     let mut update = transaction.prepare_cached(
         "UPDATE episodes SET guid = ?2, title = ?3, enclosure = ?4, media_type = coalesce(?5, media_type),
          feed_bytes = ?6, duration_s = coalesce(?7, duration_s), link = ?8, chapters = ?9, transcript = ?10,
-         season = ?11, number = ?12
+         season = ?11, number = ?12, alternates = ?13
          WHERE id = ?1 AND (guid, title, enclosure, ifnull(feed_bytes, -1), ifnull(link, ''),
-         ifnull(chapters, ''), ifnull(transcript, ''), ifnull(season, -1), ifnull(number, -1))
+         ifnull(chapters, ''), ifnull(transcript, ''), ifnull(season, -1), ifnull(number, -1),
+         ifnull(alternates, ''))
          IS NOT (?2, ?3, ?4, ifnull(?6, -1), ifnull(?8, ''), ifnull(?9, ''), ifnull(?10, ''),
-         ifnull(?11, -1), ifnull(?12, -1))",
+         ifnull(?11, -1), ifnull(?12, -1), ifnull(?13, ''))",
     )?;
     let changed = update.execute(params![
         id,
@@ -480,6 +487,7 @@ fn update_episode(
         episode.transcript.as_ref().map(Url::as_str),
         episode.season,
         episode.number,
+        alternates(episode),
     ])?;
     let notes_changed = store_notes(transaction, id, &episode.notes)?;
     if changed > 0 {

@@ -16,6 +16,8 @@ use jiff::civil::{Time, Weekday};
 use jiff::{Timestamp, ToSpan, Zoned};
 use serde::{Deserialize, Serialize};
 
+use crate::enclosure_choice::EnclosureChoice;
+
 /// The policy of downloads that wait for a free network for as long as it takes.
 pub(crate) const WHEN_FREE_POLICY: &str = "free-only";
 
@@ -31,7 +33,7 @@ pub(crate) const NOTICE_MIN: Duration = Duration::from_secs(60); // a guess: a s
 pub struct WeekdaySet(u8);
 
 impl WeekdaySet {
-    /// Every day.
+    /// The set of all days of the week.
     pub const DAILY: WeekdaySet = WeekdaySet(0b111_1111);
     /// Monday to Friday.
     pub const WEEKDAYS: WeekdaySet = WeekdaySet(0b001_1111);
@@ -113,11 +115,11 @@ pub enum DownloadSchedule {
     WhenFree,
     /// Within this time of being published.
     Within(Duration),
-    /// By the next such time of day on one of these days.
+    /// The deadline is the next such time of day on one of these days.
     At {
         /// Days on which it is wanted.
         days: WeekdaySet,
-        /// Local time.
+        /// The time of day, in local time.
         time: Time,
     },
 }
@@ -200,11 +202,11 @@ impl fmt::Display for DownloadSchedule {
 /// How much of a channel is kept on this device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeepRule {
-    /// This many of the newest episodes.
+    /// The number of newest episodes that are kept.
     pub latest: u32,
     /// Only those that were not played.
     pub unplayed_only: bool,
-    /// Most bytes of files; none if only the number counts.
+    /// The maximum number of bytes of files; none if only the number counts.
     pub bytes_max: Option<u64>,
 }
 
@@ -231,7 +233,7 @@ impl fmt::Display for KeepRule {
     }
 }
 
-/// What is fetched of a channel, by when, and how much of it is kept.
+/// Which episodes of a channel are fetched, by when, and how many are kept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChannelRule {
     /// When new episodes are wanted.
@@ -241,6 +243,9 @@ pub struct ChannelRule {
     pub policy: Option<String>,
     /// How much is kept.
     pub keep: KeepRule,
+    /// Which enclosure of an episode is downloaded.
+    #[serde(default)]
+    pub enclosure: EnclosureChoice,
 }
 
 impl ChannelRule {
@@ -259,6 +264,7 @@ impl Default for ChannelRule {
             schedule: DownloadSchedule::WhenFree,
             policy: None,
             keep: KeepRule::default(),
+            enclosure: EnclosureChoice::Original,
         }
     }
 }

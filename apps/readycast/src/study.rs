@@ -31,7 +31,7 @@ pub const DELAY_CLASSES: [(&str, Option<u64>); 4] = [
     ("above_three_hours", None),
 ];
 
-/// What a log says of downloads with about the same delay.
+/// Figures of the downloads in a log that were wanted after about the same delay.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DelayClassSummary {
     /// Name of the class; see [`DELAY_CLASSES`].
@@ -46,7 +46,7 @@ pub struct DelayClassSummary {
     pub in_time_share: Option<f64>,
 }
 
-/// What a log says of all downloads. Shares are 0 to 1.
+/// Figures of all downloads in a log. Shares are 0 to 1.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StudySummary {
     /// Downloads that are whole.
@@ -135,7 +135,7 @@ fn in_time(entries: &[&TransferLogEntry]) -> (u64, u64) {
 }
 
 impl StudySummary {
-    /// Summarises a log.
+    /// Summarises a log of transfers.
     pub fn of(entries: &[TransferLogEntry]) -> StudySummary {
         let all: Vec<&TransferLogEntry> = entries.iter().collect();
         let whole: Vec<&TransferLogEntry> = entries.iter().filter(|e| e.is_whole).collect();
@@ -247,7 +247,7 @@ pub struct DelayProposal {
 }
 
 /// When an episode was asked for, and when it was first played.
-type Play = (Timestamp, Timestamp);
+type FirstPlay = (Timestamp, Timestamp);
 
 /// The most patient rule that would have been in time for nine of ten plays in the log; none if there are too few
 /// plays, if none is, or if the present rule does as well.
@@ -268,7 +268,7 @@ pub fn propose_delay(
         *play = (play.0.min(entry.started_at), play.1 || entry.is_whole);
     }
     let whole = by_play.into_iter().filter(|(_, (_, is_whole))| *is_whole);
-    let mut plays: Vec<Play> = whole
+    let mut plays: Vec<FirstPlay> = whole
         .map(|((_, played_at), (started_at, _))| (started_at, played_at))
         .collect();
     plays.sort_by_key(|(_, played_at)| *played_at);
@@ -308,7 +308,7 @@ pub fn propose_delay(
 /// no deadlines.
 fn judge(
     schedule: DownloadSchedule,
-    plays: &[Play],
+    plays: &[FirstPlay],
     zone: &TimeZone,
     margin: SignedDuration,
 ) -> Option<(usize, Duration)> {
@@ -330,7 +330,7 @@ fn judge(
 }
 
 /// Rules that could fit: spans, and the times of day at which something was played, rounded down.
-fn candidates(plays: &[Play], zone: &TimeZone) -> Vec<DownloadSchedule> {
+fn candidates(plays: &[FirstPlay], zone: &TimeZone) -> Vec<DownloadSchedule> {
     let spans =
         PROPOSAL_HOURS.map(|hours| DownloadSchedule::Within(Duration::from_secs(hours * HOUR)));
     let mut times: Vec<Time> = plays

@@ -13,10 +13,10 @@ use url::Url;
 use crate::channel::ChannelId;
 use crate::library::{Library, LibraryError, seconds, url};
 
-/// Most ended subscriptions that are remembered.
+/// The maximum number of ended subscriptions that are remembered.
 const ENDED_MAX: i64 = 20_000; // a guess
 
-/// Most devices of apps that are remembered: those seen last.
+/// The maximum number of devices of apps that are remembered: those seen last.
 pub const APP_DEVICES_MAX: usize = 64; // a guess: a person has three
 
 /// A feed whose subscription changed.
@@ -28,7 +28,7 @@ pub struct ChangedFeed {
     pub channel: ChannelId,
 }
 
-/// Subscriptions that changed.
+/// The subscriptions that were added and removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SubscriptionChanges {
     /// Feeds that are subscribed to.
@@ -50,7 +50,7 @@ pub struct AppDevice {
     pub kind: String,
 }
 
-/// The number of what is read now: each change after this has a greater one.
+/// Advances the clock of changes and returns its value: each later change has a greater one.
 pub(crate) fn read_clock(connection: &Connection) -> rusqlite::Result<i64> {
     connection.query_row(
         "UPDATE sync_clock SET next = max(unixepoch(), next) + 1 RETURNING next - 1",
@@ -68,6 +68,18 @@ pub(crate) fn channel_at(connection: &Connection, address: &str) -> rusqlite::Re
         )?
         .query_row([address], |row| row.get(0))
         .optional()
+}
+
+/// Says from where the newest change of a feed came.
+pub(crate) fn note_change_source(
+    connection: &Connection,
+    feed: &Url,
+    source: &str,
+) -> rusqlite::Result<()> {
+    let sql = "UPDATE subscription_changes SET source = ?2 WHERE url = ?1";
+    let mut update = connection.prepare_cached(sql)?;
+    update.execute(params![feed.as_str(), source])?;
+    Ok(())
 }
 
 impl Library {
@@ -123,12 +135,8 @@ impl Library {
     pub fn set_change_source(&self, feeds: &[Url], source: &str) -> Result<(), LibraryError> {
         let mut connection = self.lock();
         let transaction = connection.transaction()?;
-        {
-            let sql = "UPDATE subscription_changes SET source = ?2 WHERE url = ?1";
-            let mut update = transaction.prepare_cached(sql)?;
-            for feed in feeds {
-                update.execute(params![feed.as_str(), source])?;
-            }
+        for feed in feeds {
+            note_change_source(&transaction, feed, source)?;
         }
         transaction.commit()?;
         Ok(())

@@ -15,6 +15,7 @@ use crate::library::{
 use crate::parsed_feed::OpmlFeed;
 use crate::refresh::REFRESH_INTERVAL;
 use crate::rule::{ChannelRule, DownloadSchedule};
+use crate::subscription_changes::{channel_at, note_change_source};
 
 /// Feeds of an import that are stored in one transaction.
 pub const IMPORT_BATCH: usize = 500; // measured: 10,000 feeds take 20 syncs of the disk; one holds others up for some ms
@@ -71,8 +72,7 @@ impl Library {
         now: Timestamp,
     ) -> Result<ImportedFeeds, LibraryError> {
         let mut imported = ImportedFeeds::default();
-        let later = feeds.len().saturating_sub(IMPORT_READ_AT_ONCE).max(1) as u64;
-        let mut added: usize = 0;
+        let mut added = 0;
         for batch in feeds.chunks(IMPORT_BATCH) {
             let mut connection = self.lock();
             let transaction = connection.transaction()?;
@@ -84,15 +84,42 @@ impl Library {
                         continue;
                     }
                 };
-                let place = added.saturating_sub(IMPORT_READ_AT_ONCE) as u64;
-                let wait = REFRESH_INTERVAL.as_secs() * place / later;
-                let due = now + Duration::from_secs(wait);
+                let due = now + import_wait(added, feeds.len());
                 added += usize::from(new.insert(&transaction, due, now)?);
                 imported.feeds += 1;
             }
             transaction.commit()?;
         }
         Ok(imported)
+    }
+
+    /// Subscribes to feeds that a server sent, and notes that they came from `source`. A feed that is known by any of its
+    /// names is not new. New feeds are due, and the database is free for others, as with [`Library::subscribe_all`].
+    /// Returns how many are new.
+    ///
+    /// # Errors
+    /// An address is not one of HTTP, or the database fails.
+    pub fn subscribe_received(
+        &self,
+        feeds: &[Url],
+        source: &str,
+        now: Timestamp,
+    ) -> Result<usize, LibraryError> {
+        let mut added = 0;
+        for batch in feeds.chunks(IMPORT_BATCH) {
+            let mut connection = self.lock();
+            let transaction = connection.transaction()?;
+            for feed in batch {
+                if channel_at(&transaction, feed.as_str())?.is_none() {
+                    let due = now + import_wait(added, feeds.len());
+                    let new = NewChannel::of(feed, "")?;
+                    added += usize::from(new.insert(&transaction, due, now)?);
+                }
+                note_change_source(&transaction, feed, source)?;
+            }
+            transaction.commit()?;
+        }
+        Ok(added)
     }
 
     /// Whether episodes of any channel are wanted without being asked for.
@@ -139,9 +166,14 @@ impl Library {
         let transaction = connection.transaction()?;
         let files = {
             let mut query = transaction.prepare_cached(
-                "SELECT file FROM episodes WHERE channel = ?1 AND file IS NOT NULL",
+                "SELECT file FROM episodes WHERE channel = ?1 AND state IN (?2, ?3) AND file IS NOT NULL",
             )?;
-            let rows = query.query_map([channel.0], |row| row.get::<_, String>(0))?;
+            // Of one that failed only a part is left: a whole file of that name is another episode's, or a person's.
+            let owns_file =
+                [EpisodeState::Ready, EpisodeState::Downloading].map(EpisodeState::number);
+            let rows = query.query_map(params![channel.0, owns_file[0], owns_file[1]], |row| {
+                row.get::<_, String>(0)
+            })?;
             rows.map(|row| row.map(PathBuf::from))
                 .collect::<Result<_, _>>()?
         };
@@ -157,11 +189,30 @@ impl Library {
     /// # Errors
     /// The database fails.
     pub fn channels(&self) -> Result<Vec<ChannelSummary>, LibraryError> {
+        self.channels_in(0, -1)
+    }
+
+    /// At most `limit` channels by title, without the first `offset`.
+    ///
+    /// # Errors
+    /// The database fails.
+    pub fn channels_from(
+        &self,
+        offset: u32,
+        limit: u32,
+    ) -> Result<Vec<ChannelSummary>, LibraryError> {
+        self.channels_in(offset, i64::from(limit))
+    }
+
+    /// Channels by title; a negative limit is none.
+    fn channels_in(&self, offset: u32, limit: i64) -> Result<Vec<ChannelSummary>, LibraryError> {
         let connection = self.lock();
+        // Episodes are counted only of channels that are asked for.
         let mut query = connection.prepare_cached(&format!(
-            "SELECT {SUMMARY} FROM channels c ORDER BY c.title COLLATE NOCASE, c.id"
+            "SELECT {SUMMARY} FROM (SELECT * FROM channels ORDER BY title COLLATE NOCASE, id LIMIT ?1 OFFSET ?2) c
+             ORDER BY c.title COLLATE NOCASE, c.id"
         ))?;
-        let rows = query.query_map([], summary)?;
+        let rows = query.query_map(params![limit, offset], summary)?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
@@ -248,6 +299,13 @@ impl Library {
         )?;
         Ok((totals.0 as u64, totals.1 as u64))
     }
+}
+
+/// How long a new feed of an import waits, after so many new ones of so many feeds.
+fn import_wait(added: usize, feeds: usize) -> Duration {
+    let later = feeds.saturating_sub(IMPORT_READ_AT_ONCE).max(1) as u64;
+    let place = added.saturating_sub(IMPORT_READ_AT_ONCE) as u64;
+    Duration::from_secs(REFRESH_INTERVAL.as_secs() * place / later)
 }
 
 /// A channel that is subscribed to.
@@ -419,6 +477,11 @@ mod tests {
         assert_eq!(again, imported);
         let channels = library.channels().expect("a list");
         assert_eq!(channels.len(), 10_000);
+        for (offset, limit) in [(0, 500), (9_700, 500), (20_000, 500)] {
+            let some = library.channels_from(offset, limit).expect("a list");
+            let all = channels.iter().skip(offset as usize).take(limit as usize);
+            assert!(some.iter().eq(all), "from {offset}");
+        }
         let titled = channels.iter().find(|c| c.title == "Podcast 8");
         assert!(titled.is_some(), "the list's title until the feed is read");
         let kept = channels
@@ -427,6 +490,35 @@ mod tests {
             .expect("it is there");
         assert_eq!(kept.title, kept.url.as_str());
         assert!(library.has_scheduled_channels().expect("an answer"));
+    }
+
+    #[test]
+    fn feeds_that_a_server_sent_are_stored_together_and_each_once() {
+        let (folder, library) = library();
+        let now = Timestamp::UNIX_EPOCH;
+        let known = library.subscribe(&url("https://h7.example/f"), now);
+        known.expect("stored");
+        let feeds: Vec<Url> = (0..300)
+            .map(|n| url(&format!("https://h{n}.example/f")))
+            .collect();
+        let log = folder.path().join("library.sqlite-wal");
+        let length = || log.metadata().expect("a log").len();
+        let before = length();
+        let received = || library.subscribe_received(&feeds, "server", now);
+        assert_eq!(received().expect("stored"), 299);
+        // Each transaction alone writes pages of 4 KB of five tables and indexes.
+        let written = length() - before;
+        assert!(written < 300 * 4_096, "{written} bytes for 299 feeds");
+        assert_eq!(received().expect("again"), 0);
+        assert_eq!(library.channels().expect("a list").len(), 300);
+        // They go to other servers, and not back.
+        let sent = |server: &str| {
+            let changes = library.subscription_changes(0, Some(server));
+            changes.expect("changes").add.len()
+        };
+        assert_eq!((sent("server"), sent("another")), (0, 300));
+        let due = library.due_refreshes(now, 1_000).expect("a list").len();
+        assert!((100..=IMPORT_READ_AT_ONCE + 5).contains(&due), "{due}");
     }
 
     #[test]
@@ -461,6 +553,7 @@ mod tests {
                 unplayed_only: false,
                 bytes_max: Some(1 << 30),
             },
+            enclosure: crate::EnclosureChoice::Smallest,
         };
         library.set_channel_rule(id, &rule).expect("it is stored");
         assert_eq!(library.channels().expect("a list")[0].rule, rule);

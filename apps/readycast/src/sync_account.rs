@@ -35,9 +35,9 @@ pub struct SyncAccount {
     pub is_nextcloud: bool,
     /// When subscriptions and positions were exchanged the last time.
     pub synced_at: Option<Timestamp>,
-    /// When they are exchanged next.
+    /// The time of the next exchange.
     pub next_sync_at: Timestamp,
-    /// Why that failed the last time, in a sentence.
+    /// Why the last exchange failed, in a sentence.
     pub problem: Option<String>,
     /// How far the exchange is.
     #[serde(skip)]

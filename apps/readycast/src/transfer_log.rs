@@ -49,7 +49,7 @@ pub struct CarriedBytes {
 /// A move of a download to another network.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LoggedSwitch {
-    /// When it went on.
+    /// When the transfer moved to another link.
     pub at: Timestamp,
     /// Bytes of the file that were there.
     pub bytes: u64,
@@ -109,7 +109,7 @@ pub struct TransferLabels {
     pub channel_title: String,
     /// Title of the episode.
     pub title: String,
-    /// What was fetched.
+    /// The address that was fetched.
     pub url: Option<Url>,
 }
 
@@ -129,14 +129,15 @@ pub enum AcceptedDelay {
 pub struct TransferLogEntry {
     /// Number of the episode; none if it was removed from the log.
     pub episode: Option<EpisodeId>,
-    /// What it was, stored by [`Library::record_transfer`]; none if it was removed from the log.
+    /// The titles and the address of the download, stored by [`Library::record_transfer`]; none if they were removed from
+    /// the log.
     #[serde(default)]
     pub labels: Option<TransferLabels>,
-    /// When it was asked for.
+    /// When the transfer was requested.
     pub started_at: Timestamp,
-    /// When it ended.
+    /// When the transfer ended.
     pub ended_at: Timestamp,
-    /// By when it was wanted.
+    /// The deadline of the transfer.
     pub deadline: Option<Timestamp>,
     /// Which networks it might use, as `--policy` takes it.
     #[serde(default)]

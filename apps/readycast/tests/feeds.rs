@@ -83,6 +83,40 @@ fn rss_with_the_namespaces_of_podcasts() {
 }
 
 #[test]
+fn alternate_enclosures_and_the_transcript_that_is_easiest_to_follow_are_read() {
+    let feed = parse(&rss(
+        "<podcast:liveItem status=\"ended\"><podcast:alternateEnclosure type=\"audio/mpeg\" length=\"7\">\
+         <podcast:source uri=\"https://cdn.example/live.mp3\"/></podcast:alternateEnclosure></podcast:liveItem>\
+         <item><title>t</title><guid>g1</guid>\
+         <enclosure url=\"https://cdn.example/1.mp3\" length=\"1234\" type=\"audio/mpeg\"/>\
+         <source url=\"https://cdn.example/other-feed\">Other</source>\
+         <podcast:alternateEnclosure type=\"audio/opus\" length=\"300\" title=\"Low &amp;amp; &lt;b&gt;slow\">\
+         <podcast:source uri=\"ipfs://x\"/><podcast:source uri=\"https://cdn.example/1.opus\"/>\
+         <podcast:source uri=\"https://mirror.example/1.opus\"/></podcast:alternateEnclosure>\
+         <podcast:alternateEnclosure type=\"application/x-bittorrent\"><podcast:source uri=\"magnet:?x\"/>\
+         </podcast:alternateEnclosure>\
+         <podcast:transcript url=\"https://pod.example/t.txt\" type=\"text/plain\"/>\
+         <podcast:transcript url=\"/t.srt\" type=\"application/x-subrip; charset=utf-8\"/>\
+         <podcast:transcript url=\"https://pod.example/t.html\" type=\"text/html\"/></item>\
+         <podcast:liveItem status=\"ended\"><podcast:alternateEnclosure type=\"audio/mpeg\" length=\"7\">\
+         <podcast:source uri=\"https://cdn.example/live.mp3\"/></podcast:alternateEnclosure></podcast:liveItem>",
+    ));
+    let [episode] = feed.episodes.as_slice() else {
+        panic!("{feed:?}");
+    };
+    assert_eq!(episode.enclosure.as_str(), "https://cdn.example/1.mp3");
+    let [alternate] = episode.alternates.as_slice() else {
+        panic!("{episode:?}");
+    };
+    assert_eq!(alternate.url.as_str(), "https://cdn.example/1.opus");
+    assert_eq!(alternate.media_type.as_deref(), Some("audio/opus"));
+    assert_eq!(alternate.bytes, Some(300));
+    assert_eq!(alternate.title, "Low & slow");
+    let transcript = episode.transcript.as_ref().expect("a transcript");
+    assert_eq!(transcript.path(), "/t.srt");
+}
+
+#[test]
 fn atom_and_json_feeds_are_read_too() {
     let atom = parse(
         "<feed xmlns=\"http://www.w3.org/2005/Atom\"><title>A</title><id>x</id>\

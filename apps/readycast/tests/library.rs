@@ -9,8 +9,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use cedos_readycast::{
-    ChannelId, ChannelRule, DOWNLOAD_RETRY, DownloadOutcome, EpisodeDeadline, EpisodeId,
-    EpisodeQuery, EpisodeState, KeepRule, Library, LibraryError, REFRESH_INTERVAL,
+    ChannelId, ChannelRule, DOWNLOAD_RETRY, DownloadOutcome, EnclosureChoice, EpisodeDeadline,
+    EpisodeId, EpisodeQuery, EpisodeState, KeepRule, Library, LibraryError, REFRESH_INTERVAL,
     REFRESH_INTERVAL_MAX, REFRESH_RETRY, RefreshOutcome, RefreshReport, TransferLogEntry,
     TransferRecord,
 };
@@ -63,20 +63,20 @@ fn failed(gone: bool, retry_after: Option<Duration>) -> RefreshOutcome {
     }
 }
 
-struct Shelf {
+struct LibraryFixture {
     folder: tempfile::TempDir,
     library: Library,
     channel: ChannelId,
 }
 
-impl Shelf {
+impl LibraryFixture {
     /// A library with one channel that was never refreshed.
-    fn new() -> Shelf {
+    fn new() -> LibraryFixture {
         let folder = tempfile::tempdir().expect("a folder");
         let library = Library::open(folder.path()).expect("a library");
         let feed = FEED.parse().expect("an address");
         let channel = library.subscribe(&feed, now()).expect("it is stored");
-        Shelf {
+        LibraryFixture {
             folder,
             library,
             channel,
@@ -109,6 +109,7 @@ impl Shelf {
                 latest,
                 ..KeepRule::default()
             },
+            ..ChannelRule::default()
         };
         let set = self.library.set_channel_rule(self.channel, &rule);
         set.expect("it is stored");
@@ -182,7 +183,7 @@ impl Shelf {
 
 #[test]
 fn a_refresh_adds_once_and_changes_what_changed() {
-    let shelf = Shelf::new();
+    let shelf = LibraryFixture::new();
     let first = [
         ("a", 1, "https://cdn.example/a.mp3"),
         ("b", 2, "https://cdn.example/b.mp3"),
@@ -210,7 +211,7 @@ fn a_refresh_adds_once_and_changes_what_changed() {
 
 #[test]
 fn feeds_are_asked_for_hourly_later_after_failures_and_never_when_gone() {
-    let shelf = Shelf::new();
+    let shelf = LibraryFixture::new();
     let due = |at| {
         !shelf
             .library
@@ -252,7 +253,7 @@ fn feeds_are_asked_for_hourly_later_after_failures_and_never_when_gone() {
 
 #[test]
 fn a_clock_that_jumps_a_year_ahead_and_back_delays_nothing() {
-    let shelf = Shelf::new();
+    let shelf = LibraryFixture::new();
     let year = Duration::from_secs(365 * 24 * 3_600);
     let undated = fetched(
         "<rss version=\"2.0\"><channel><title>Morning</title><item><title>undated</title><guid>u</guid>\
@@ -285,7 +286,7 @@ fn a_clock_that_jumps_a_year_ahead_and_back_delays_nothing() {
     assert!(!due(now() + REFRESH_INTERVAL / 2) && due(now() + 2 * REFRESH_INTERVAL));
     assert_eq!(published(), now());
     // A clock that stood at 1970 while a feed was read first.
-    let shelf = Shelf::new();
+    let shelf = LibraryFixture::new();
     let one = [("one", 1, "https://cdn.example/1.mp3")];
     shelf.apply_at(feed_of(&one), Timestamp::UNIX_EPOCH);
     let report = shelf.apply(feed_of(&one));
@@ -297,7 +298,7 @@ fn a_clock_that_jumps_a_year_ahead_and_back_delays_nothing() {
 
 #[test]
 fn moves_under_a_wrong_clock_do_not_count_later() {
-    let shelf = Shelf::new();
+    let shelf = LibraryFixture::new();
     let year = Duration::from_secs(365 * 24 * 3_600);
     let moved = |n: u32| RefreshOutcome::Feed {
         bytes: b"<rss version=\"2.0\"><channel><title>Morning</title></channel></rss>".to_vec(),
@@ -314,7 +315,7 @@ fn moves_under_a_wrong_clock_do_not_count_later() {
 
 #[test]
 fn what_is_no_feed_is_a_problem_and_takes_nothing_away() {
-    let shelf = Shelf::new();
+    let shelf = LibraryFixture::new();
     shelf.three();
     let report = shelf.apply(fetched(
         "<!doctype html><html><title>Sign in</title></html>",
@@ -329,7 +330,7 @@ fn what_is_no_feed_is_a_problem_and_takes_nothing_away() {
 
 #[test]
 fn a_feed_moves_but_not_in_circles_and_not_into_the_local_network() {
-    let shelf = Shelf::new();
+    let shelf = LibraryFixture::new();
     let moved = |to: &str| RefreshOutcome::Feed {
         bytes: b"<rss version=\"2.0\"><channel><title>Morning</title></channel></rss>".to_vec(),
         etag: None,
@@ -368,8 +369,68 @@ fn a_feed_moves_but_not_in_circles_and_not_into_the_local_network() {
 }
 
 #[test]
+fn a_rule_chooses_the_file_of_an_episode_and_the_library_keeps_which_it_was() {
+    let shelf = LibraryFixture::new();
+    let alternate = |address: &str, bytes: u64| {
+        format!(
+            "<podcast:alternateEnclosure type=\"audio/opus\" length=\"{bytes}\">\
+             <podcast:source uri=\"{address}\"/></podcast:alternateEnclosure>"
+        )
+    };
+    let small = "https://pod.example/1.opus";
+    let feed = |alternates: &str| {
+        fetched(&format!(
+            "<rss version=\"2.0\"><channel><title>Morning</title><item><title>one</title><guid>one</guid>\
+             <enclosure url=\"https://pod.example/1.mp3\" length=\"1000\" type=\"audio/mpeg\"/>{alternates}</item>\
+             </channel></rss>"
+        ))
+    };
+    // One at an address that is not fetched is not chosen, however small it is.
+    let local = alternate("http://192.168.1.1/1.opus", 1);
+    shelf.apply(feed(&format!("{local}{}", alternate(small, 300))));
+    let planned = || {
+        let plan = shelf.library.planned_downloads(&noon()).expect("a plan");
+        plan.start.into_iter().next().expect("a download")
+    };
+    assert_eq!(planned().source.url.path(), "/1.mp3");
+    assert_eq!(planned().source.chosen, None);
+    let rule = ChannelRule {
+        enclosure: EnclosureChoice::Smallest,
+        ..ChannelRule::default()
+    };
+    let set = shelf.library.set_channel_rule(shelf.channel, &rule);
+    set.expect("stored");
+    let first = planned();
+    assert_eq!(first.source.url.as_str(), small);
+    assert_eq!(first.media_type.as_deref(), Some("audio/opus"));
+    let known = shelf.library.episode_source(first.episode);
+    assert_eq!(known.expect("a query").as_ref(), Some(&first.source));
+    let file = shelf.folder.path().join("1.opus");
+    let chosen = first.source.chosen.as_ref();
+    let begun = shelf
+        .library
+        .begin_download_from(first.episode, &file, None, chosen);
+    begun.expect("stored");
+    let episode = || {
+        let found = shelf.library.episode(first.episode).expect("a query");
+        found.expect("the episode")
+    };
+    assert_eq!(episode().chosen.as_ref(), chosen);
+    assert_eq!(episode().enclosure.path(), "/1.mp3");
+    assert_eq!(episode().alternates.len(), 2);
+    // Another list of files is a change, and does not change what is downloaded.
+    let report = shelf.apply(feed(&alternate(small, 400)));
+    assert_eq!((report.added, report.changed), (0, 1));
+    assert_eq!(episode().alternates[0].bytes, Some(400));
+    assert_eq!(shelf.apply(feed(&alternate(small, 400))).changed, 0);
+    assert_eq!(episode().chosen.as_ref(), chosen);
+    shelf.library.note_removed(first.episode).expect("stored");
+    assert_eq!(episode().chosen, None);
+}
+
+#[test]
 fn a_feed_of_the_local_network_leads_to_its_own_host_and_no_other() {
-    let shelf = Shelf::new();
+    let shelf = LibraryFixture::new();
     let local_host = || {
         let later = now() + 2 * REFRESH_INTERVAL_MAX;
         let due = shelf.library.due_refresh(shelf.channel, later);
@@ -411,7 +472,7 @@ fn a_feed_of_the_local_network_leads_to_its_own_host_and_no_other() {
 
 #[test]
 fn an_episode_with_a_new_address_is_tried_at_once_but_not_again_and_again() {
-    let shelf = Shelf::new();
+    let shelf = LibraryFixture::new();
     let with_token = |n: u32| feed_of(&[("one", 1, &format!("https://cdn.example/1?token={n}"))]);
     let failed = DownloadOutcome::Failed {
         reason: "cdn.example answers 403 Forbidden".to_owned(),
@@ -448,7 +509,7 @@ fn an_episode_with_a_new_address_is_tried_at_once_but_not_again_and_again() {
 
 #[test]
 fn a_copy_is_whole_and_its_owners_alone() {
-    let shelf = Shelf::new();
+    let shelf = LibraryFixture::new();
     shelf.three();
     let folder = tempfile::tempdir().expect("a folder");
     let copy = folder.path().join("library.sqlite");
@@ -470,7 +531,7 @@ fn a_copy_is_whole_and_its_owners_alone() {
 
 #[test]
 fn a_password_goes_to_its_own_host_only() {
-    let shelf = Shelf::new();
+    let shelf = LibraryFixture::new();
     let with_password: Url = "https://me:secret@pod.example/feed".parse().expect("one");
     shelf
         .library
@@ -500,7 +561,7 @@ fn a_password_goes_to_its_own_host_only() {
 
 #[test]
 fn the_latest_that_were_not_played_are_wanted_the_oldest_first() {
-    let shelf = Shelf::new();
+    let shelf = LibraryFixture::new();
     shelf.three();
     shelf.rule("weekdays 07:30", 2);
     let monday = || Some("Mon 07:30".to_owned());
@@ -530,7 +591,7 @@ fn the_latest_that_were_not_played_are_wanted_the_oldest_first() {
 
 #[test]
 fn without_a_deadline_only_free_networks_are_used() {
-    let shelf = Shelf::new();
+    let shelf = LibraryFixture::new();
     shelf.three();
     shelf.rule("whenever it is free", 1);
     let plan = shelf.library.planned_downloads(&noon()).expect("a plan");
@@ -540,7 +601,7 @@ fn without_a_deadline_only_free_networks_are_used() {
 
 #[test]
 fn files_go_when_they_were_played_or_newer_ones_are_kept() {
-    let shelf = Shelf::new();
+    let shelf = LibraryFixture::new();
     shelf.three();
     shelf.rule("daily 07:30", 2);
     for title in ["one", "two", "three"] {
@@ -566,7 +627,7 @@ fn files_go_when_they_were_played_or_newer_ones_are_kept() {
 
 #[test]
 fn a_limit_of_bytes_holds() {
-    let shelf = Shelf::new();
+    let shelf = LibraryFixture::new();
     shelf.three();
     let rule = ChannelRule {
         schedule: "daily 07:30".parse().expect("one"),
@@ -577,6 +638,7 @@ fn a_limit_of_bytes_holds() {
             // Episodes have a megabyte each.
             bytes_max: Some(2_500_000),
         },
+        ..ChannelRule::default()
     };
     let set = shelf.library.set_channel_rule(shelf.channel, &rule);
     set.expect("it is stored");
@@ -585,7 +647,7 @@ fn a_limit_of_bytes_holds() {
 
 #[test]
 fn a_failed_download_is_tried_later_and_a_final_one_by_hand_only() {
-    let shelf = Shelf::new();
+    let shelf = LibraryFixture::new();
     shelf.three();
     shelf.rule("daily 07:30", 1);
     let three = shelf.id("three");
@@ -621,8 +683,58 @@ fn a_failed_download_is_tried_later_and_a_final_one_by_hand_only() {
 }
 
 #[test]
+fn the_part_of_a_failed_download_is_continued_and_goes_when_nobody_wants_it() {
+    let shelf = LibraryFixture::new();
+    shelf.three();
+    shelf.rule("daily 07:30", 1);
+    let three = shelf.id("three");
+    let file = Path::new("/music/three.mp3");
+    let fail = |is_final| {
+        let begun = shelf.library.begin_download(three, file, None);
+        begun.expect("it begins");
+        let outcome = DownloadOutcome::Failed {
+            reason: "the server broke off".to_owned(),
+            is_final,
+        };
+        let finished = shelf.library.finish_download(three, &outcome, now());
+        finished.expect("it is stored");
+    };
+    let discarded = || -> Vec<EpisodeId> {
+        let plan = shelf.library.planned_downloads(&noon()).expect("a plan");
+        plan.discard.iter().map(|part| part.episode).collect()
+    };
+    fail(false);
+    assert!(discarded().is_empty(), "it is tried again");
+    let later = (now() + REFRESH_INTERVAL_MAX).to_zoned(noon().time_zone().clone());
+    let plan = shelf.library.planned_downloads(&later).expect("a plan");
+    assert_eq!(plan.start[0].file.as_deref(), Some(file));
+    let failed = || shelf.library.failed_files(shelf.channel).expect("a list");
+    assert_eq!(failed(), [file]);
+    // Played elsewhere, or of a channel that is fetched by hand: no further attempt is made.
+    let set_played = |played| {
+        let set = shelf.library.set_played(three, played, now());
+        set.expect("it is stored");
+    };
+    for is_played in [true, false] {
+        match is_played {
+            true => set_played(true),
+            false => shelf.rule("by hand", 1),
+        }
+        assert_eq!(discarded(), [three]);
+        shelf.library.note_discarded(three).expect("stored");
+        assert!(discarded().is_empty() && failed().is_empty());
+        set_played(false);
+        shelf.rule("daily 07:30", 1);
+        fail(false);
+    }
+    // What failed for good left nothing.
+    fail(true);
+    assert!(discarded().is_empty() && failed().is_empty());
+}
+
+#[test]
 fn an_enclosure_of_the_local_network_is_refused_whoever_asks() {
-    let shelf = Shelf::new();
+    let shelf = LibraryFixture::new();
     shelf.apply(feed_of(&[
         ("loopback", 1, "http://127.0.0.1/a.mp3"),
         ("name", 2, "http://router.local/a.mp3"),
@@ -660,7 +772,7 @@ fn an_enclosure_of_the_local_network_is_refused_whoever_asks() {
 
 #[test]
 fn downloads_are_taken_up_after_a_restart() {
-    let shelf = Shelf::new();
+    let shelf = LibraryFixture::new();
     shelf.three();
     let (one, two) = (shelf.id("one"), shelf.id("two"));
     let library = &shelf.library;
@@ -680,7 +792,7 @@ fn downloads_are_taken_up_after_a_restart() {
 
 #[test]
 fn lists_have_pages_words_and_states() {
-    let shelf = Shelf::new();
+    let shelf = LibraryFixture::new();
     shelf.three();
     let titles = |query: EpisodeQuery| -> Vec<String> {
         let found = shelf.library.episodes(&query).expect("a list");
@@ -712,7 +824,7 @@ fn lists_have_pages_words_and_states() {
 
 #[test]
 fn the_log_of_transfers_is_kept() {
-    let shelf = Shelf::new();
+    let shelf = LibraryFixture::new();
     let entry = TransferLogEntry {
         started_at: now(),
         ended_at: now() + Duration::from_secs(60),
@@ -734,7 +846,7 @@ fn the_log_of_transfers_is_kept() {
 
 #[test]
 fn the_log_says_what_was_fetched_and_when_it_was_first_played() {
-    let shelf = Shelf::new();
+    let shelf = LibraryFixture::new();
     shelf.three();
     let log = || {
         shelf
@@ -803,7 +915,7 @@ fn the_log_says_what_was_fetched_and_when_it_was_first_played() {
 
 #[test]
 fn what_the_log_will_say_of_a_download_survives_until_it_ends() {
-    let shelf = Shelf::new();
+    let shelf = LibraryFixture::new();
     shelf.three();
     let one = shelf.id("one");
     let begin = || {
@@ -839,7 +951,7 @@ fn what_the_log_will_say_of_a_download_survives_until_it_ends() {
 
 #[test]
 fn a_newer_library_and_a_damaged_one_are_refused_in_words() {
-    let shelf = Shelf::new();
+    let shelf = LibraryFixture::new();
     let file = shelf.folder.path().join("library.sqlite");
     let connection = rusqlite::Connection::open(&file).expect("a database");
     connection
@@ -872,7 +984,7 @@ fn what_was_stored_survives_a_kill() {
             out.flush().expect("it is said");
         }
     }
-    let shelf = Shelf::new();
+    let shelf = LibraryFixture::new();
     shelf.apply(feed_of(&[("a", 1, "https://cdn.example/a.mp3")]));
     let mut position = 0;
     for kill in 0..20 {
@@ -905,4 +1017,23 @@ fn what_was_stored_survives_a_kill() {
         position = position.max(episode.position_ms);
     }
     assert!(position > 0, "something was stored");
+}
+
+#[test]
+fn a_whole_file_under_the_name_of_a_failed_download_does_not_go_with_the_channel() {
+    let shelf = LibraryFixture::new();
+    shelf.three();
+    let three = shelf.id("three");
+    let begun = shelf
+        .library
+        .begin_download(three, Path::new("/music/three.mp3"), None);
+    begun.expect("it begins");
+    let outcome = DownloadOutcome::Failed {
+        reason: "the server broke off".to_owned(),
+        is_final: false,
+    };
+    let finished = shelf.library.finish_download(three, &outcome, now());
+    finished.expect("it is stored");
+    let files = shelf.library.unsubscribe(shelf.channel).expect("it ends");
+    assert!(files.is_empty(), "{files:?}");
 }

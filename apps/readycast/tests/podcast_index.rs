@@ -147,18 +147,15 @@ fn what_is_no_index_is_refused_and_the_old_one_stays() {
     assert_eq!(left.count(), 0);
 }
 
-#[test]
-fn a_search_of_a_hundred_thousand_takes_less_than_fifty_milliseconds() {
-    const PODCASTS: u32 = 100_000;
-    const SEARCH_MAX: Duration = Duration::from_millis(50);
-    let folder = tempfile::tempdir().expect("a folder");
-    let (file, mut connection) = database(folder.path());
+/// The index of this many podcasts, in `folder`.
+fn index_of(podcasts: u32, folder: &Path) -> PodcastIndex {
+    let (file, mut connection) = database(folder);
     let words = [
         "morning", "history", "daily", "science", "news", "crime", "music", "garden", "sport",
         "money", "kids", "radio", "night", "story", "talk", "code",
     ];
     let transaction = connection.transaction().expect("one");
-    for n in 0..PODCASTS {
+    for n in 0..podcasts {
         let word = |at: u32| words[(n / 16_u32.pow(at)) as usize % words.len()];
         let title = format!("The {} {} {} podcast {n}", word(0), word(1), word(2));
         let author = format!("{} studio", word(3));
@@ -174,25 +171,55 @@ fn a_search_of_a_hundred_thousand_takes_less_than_fifty_milliseconds() {
         );
     }
     transaction.commit().expect("stored");
-    let index = PodcastIndex::in_folder(folder.path());
+    let index = PodcastIndex::in_folder(folder);
     let begun = Instant::now();
     let imported = index.import(&file).expect("an index");
-    eprintln!("{PODCASTS} imported in {:?}", begun.elapsed());
-    assert_eq!(imported.podcasts, u64::from(PODCASTS));
-    for (words, at_least) in [
-        // In every title.
-        ("the podcast", 25),
-        ("p", 25),
-        ("morning", 25),
-        ("morning history science", 1),
-        ("podcast 77777", 1),
-        ("nothing like this", 0),
-    ] {
+    eprintln!("{podcasts} imported in {:?}", begun.elapsed());
+    assert_eq!(imported.podcasts, u64::from(podcasts));
+    index
+}
+
+/// Searches, and how many podcasts each finds at least of 25 wanted.
+const SEARCHES: [(&str, usize); 6] = [
+    // In every title.
+    ("the podcast", 25),
+    ("p", 25),
+    ("morning", 25),
+    ("morning history science", 1),
+    ("podcast 77", 1),
+    ("nothing like this", 0),
+];
+
+#[test]
+fn a_search_finds_as_many_as_are_wanted() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let index = index_of(10_000, folder.path());
+    for (words, at_least) in SEARCHES {
+        let found = index.search(words, 25).expect(words);
+        assert!(found.len() >= at_least, "`{words}`: {}", found.len());
+        assert!(found.len() <= 25, "`{words}`: {}", found.len());
+    }
+    assert!(
+        index
+            .search("nothing like this", 25)
+            .expect("a search")
+            .is_empty()
+    );
+}
+
+/// A page is to be there in a tenth of a second, its search in half of that. A loaded machine takes longer, so this is
+/// measured, by `cargo test --release -p cedos-readycast --test podcast_index -- --ignored --nocapture`.
+#[test]
+#[ignore = "measures time"]
+fn measure_searches_of_a_hundred_thousand() {
+    const SEARCH_MAX: Duration = Duration::from_millis(50);
+    let folder = tempfile::tempdir().expect("a folder");
+    let index = index_of(100_000, folder.path());
+    for (words, _) in SEARCHES {
         let begun = Instant::now();
         let found = index.search(words, 25).expect(words);
         let took = begun.elapsed();
         eprintln!("`{words}`: {} in {took:?}", found.len());
-        assert!(found.len() >= at_least, "`{words}`: {}", found.len());
         assert!(took < SEARCH_MAX, "`{words}`: {took:?}");
     }
 }

@@ -15,7 +15,7 @@ const PACKETS: u64 = 10_000;
 const PAYLOAD_BYTES: u64 = 1_430;
 const STEP: Span = Span::from_micros(200);
 
-struct Two {
+struct EndpointPair {
     now: Time,
     device: Endpoint,
     server: Endpoint,
@@ -31,7 +31,7 @@ fn addresses(port: u16) -> Addresses {
     }
 }
 
-fn two(number: u8) -> Two {
+fn two(number: u8) -> EndpointPair {
     let config = Config::default();
     let [device, server] = [[number; 32], [200; 32]].map(SecretKey::from_bytes);
     let peer = server.public();
@@ -39,7 +39,7 @@ fn two(number: u8) -> Two {
     let server = Endpoint::new(config, server, Admission::Anybody, [3; 32], [4; 32]);
     let now = Time::ZERO + Span::from_secs(1);
     let session = device.connect(now, peer, 7, 1..100);
-    Two {
+    EndpointPair {
         now,
         device,
         server,
@@ -48,7 +48,7 @@ fn two(number: u8) -> Two {
     }
 }
 
-impl Two {
+impl EndpointPair {
     /// Delivers all packets that both ends have to send now.
     fn turn(&mut self) {
         self.now = self.now + STEP;
@@ -89,7 +89,7 @@ impl Two {
 }
 
 /// A session that has sent enough to know its path, and a flow.
-fn warm() -> (Two, FlowId) {
+fn warm() -> (EndpointPair, FlowId) {
     let mut two = two(11);
     two.open_path();
     while !two.is_established() {
@@ -102,7 +102,7 @@ fn warm() -> (Two, FlowId) {
     (two, flow)
 }
 
-fn send(two: &mut Two, flow: FlowId, bytes: u64) {
+fn send(two: &mut EndpointPair, flow: FlowId, bytes: u64) {
     let piece = Bytes::from(vec![0x5a; 256 * 1024]);
     let (mut left, mut read) = (bytes, 0);
     while read < bytes {
@@ -134,14 +134,14 @@ fn send(two: &mut Two, flow: FlowId, bytes: u64) {
 
 #[library_benchmark]
 #[bench::ten_thousand(setup = warm)]
-fn packets_sent_and_received((mut two, flow): (Two, FlowId)) -> Two {
+fn packets_sent_and_received((mut two, flow): (EndpointPair, FlowId)) -> EndpointPair {
     send(&mut two, flow, PACKETS * PAYLOAD_BYTES);
     black_box(two)
 }
 
 #[library_benchmark]
 #[bench::one(args = (12), setup = two)]
-fn handshake_of_both_ends(mut two: Two) -> Two {
+fn handshake_of_both_ends(mut two: EndpointPair) -> EndpointPair {
     two.open_path();
     while !two.is_established() || two.server.ids().is_empty() {
         two.turn();
@@ -150,7 +150,7 @@ fn handshake_of_both_ends(mut two: Two) -> Two {
 }
 
 /// A session whose ends are both records: restored at the device, and the path not yet open.
-fn asleep() -> Two {
+fn asleep() -> EndpointPair {
     let mut two = two(13);
     two.open_path();
     while !two.is_established() {
@@ -174,7 +174,7 @@ fn asleep() -> Two {
 
 #[library_benchmark]
 #[bench::one(setup = asleep)]
-fn wake_of_both_ends(mut two: Two) -> Two {
+fn wake_of_both_ends(mut two: EndpointPair) -> EndpointPair {
     two.open_path();
     while !two.is_established() || two.server.ids().is_empty() {
         two.turn();

@@ -17,7 +17,7 @@ use d2tp_wire::{Cid, Frame, PacketKind};
 
 use super::forged_sockets::ForgedSockets;
 use super::raw_client::{RawClient, syn};
-use crate::handshake_hosts::{Crowd, key_of};
+use crate::handshake_hosts::{HandshakeHosts, key_of};
 
 /// The number of flows that the proxy allows one key.
 const FLOWS_MAX: u64 = 1_024;
@@ -91,7 +91,8 @@ impl HostileKind {
         (HostileKind::Garbage, "garbage"),
     ];
 
-    /// Whether it makes the proxy hold copies or upload bodies, which the quota of copies limits.
+    /// Whether the attack makes the proxy hold copies or upload bodies, which the quota of copies
+    /// limits.
     pub fn pins_copies(self) -> bool {
         use HostileKind::{
             EndlessBodies, EndlessUploads, SlowReaders, Unacknowledged, UnreadFlows,
@@ -271,7 +272,7 @@ impl FlowPlan {
             session_window: 1 << 30,
             ..EndpointConfig::default()
         };
-        let mut crowd = Crowd::with_config(context.proxy, context.proxy_key, 4, config)?;
+        let mut crowd = HandshakeHosts::with_config(context.proxy, context.proxy_key, 4, config)?;
         let begun = Instant::now();
         let mut flows: Vec<(usize, FlowId, u64)> = Vec::new();
         let (mut told, mut next_look) = (Vec::new(), begun);
@@ -327,7 +328,7 @@ impl FlowPlan {
 }
 
 /// Writes as much as the flows accept.
-fn feed(crowd: &mut Crowd, flows: &mut [(usize, FlowId, u64)]) {
+fn feed(crowd: &mut HandshakeHosts, flows: &mut [(usize, FlowId, u64)]) {
     let now = crowd.now();
     for (place, flow, left) in flows.iter_mut().filter(|(_, _, left)| *left > 0) {
         let Some(host) = crowd.host(*place) else {
@@ -406,7 +407,8 @@ fn captured_wakes(context: &AttackContext) -> Result<Vec<Vec<u8>>> {
     const DEVICES: u64 = 64;
     let key = || key_of(FIRST);
     let config = EndpointConfig::default();
-    let mut crowd = Crowd::with_config(context.proxy, context.proxy_key, 1, config.clone())?;
+    let mut crowd =
+        HandshakeHosts::with_config(context.proxy, context.proxy_key, 1, config.clone())?;
     let places: Vec<usize> = (0..DEVICES)
         .map(|n| crowd.begin(n, key(), |_| {}))
         .collect();

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use d2tp_session::{EndpointConfig, FlowId, FlowOptions, PublicKey, ReadOutcome, SessionEvent};
 
-use crate::handshake_hosts::{Crowd, key_of};
+use crate::handshake_hosts::{HandshakeHosts, key_of};
 
 /// Clients that fetch all the time.
 pub const HONEST: u64 = 4;
@@ -112,7 +112,7 @@ impl Drop for HonestLoad {
 }
 
 struct HonestClients {
-    crowd: Crowd,
+    crowd: HandshakeHosts,
     origin: SocketAddr,
     attack: Duration,
     shared: Arc<SharedResults>,
@@ -133,7 +133,7 @@ impl HonestClients {
         shared: Arc<SharedResults>,
     ) -> Result<HonestClients> {
         Ok(HonestClients {
-            crowd: Crowd::with_config(proxy, key, 2, EndpointConfig::default())?,
+            crowd: HandshakeHosts::with_config(proxy, key, 2, EndpointConfig::default())?,
             origin,
             attack,
             shared,

@@ -19,7 +19,7 @@ use tokio::runtime::Runtime;
 
 use super::{HOSTILE_NICE, be_nice};
 
-/// Bytes written at once.
+/// Bytes that an origin writes in one call.
 static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
 /// The pace of an endless body: 64 KiB in this time, 4 MB/s.
 const PACE: Duration = Duration::from_millis(16);

@@ -106,6 +106,7 @@ impl BenchPeer for D2tp {
                     stream: None,
                     nodes: Default::default(),
                     requires_hybrid: false,
+                    round_trip: None,
                 },
                 key: SecretKey::from_bytes([1; 32]),
                 config: self.config(),

@@ -24,7 +24,7 @@ const WINDOW_BYTES: u32 = 8 << 20;
 /// Chunks taken per read.
 const CHUNKS: usize = 64;
 
-/// The peer.
+/// The QUIC library noq as a peer of the benchmark.
 pub struct Noq;
 
 impl BenchPeer for Noq {

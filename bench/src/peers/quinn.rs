@@ -27,7 +27,7 @@ const WINDOW_BYTES: u32 = 8 << 20;
 /// Chunks taken per read.
 const CHUNKS: usize = 64;
 
-/// The peer.
+/// The QUIC library quinn as a peer of the benchmark.
 pub struct Quinn;
 
 impl BenchPeer for Quinn {

@@ -29,7 +29,7 @@ const CHUNKS: usize = 64;
 /// s2n-quic refuses a handshake without one.
 const ALPN: &[u8] = b"bench";
 
-/// The peer.
+/// The QUIC library s2n-quic as a peer of the benchmark.
 pub struct S2nQuic;
 
 impl BenchPeer for S2nQuic {

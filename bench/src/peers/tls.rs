@@ -22,7 +22,7 @@ use crate::receiver_info::ReceiverInfo;
 /// Plaintext taken per write; rustls's own default.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// The peer.
+/// TLS over kernel TCP as a peer of the benchmark.
 pub struct TcpTls;
 
 impl BenchPeer for TcpTls {

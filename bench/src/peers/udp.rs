@@ -28,7 +28,7 @@ pub const SOCKET_BUFFER_BYTES: usize = 4 << 20;
 /// How often a silent socket checks whether the run is over.
 const LOOK_MS: u16 = 100;
 
-/// The peer.
+/// Plain UDP without any control as a peer of the benchmark.
 pub struct Udp;
 
 impl BenchPeer for Udp {

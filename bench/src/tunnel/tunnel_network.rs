@@ -20,7 +20,7 @@ pub const DEVICE_LINK: &str = "dev0";
 /// How long a program may take to begin.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The namespaces.
+/// The network namespaces between which a tunnel is measured.
 pub struct TunnelNetwork {
     device: File,
     host: File,

@@ -10,7 +10,7 @@ use napi::bindgen_prelude::{Function, Undefined};
 use napi::threadsafe_function::{ThreadsafeCallContext, ThreadsafeFunctionCallMode};
 use napi_derive::napi;
 
-use crate::fault::{CallFault, Failed};
+use crate::fault::{CallFault, ThrowFault};
 use crate::options::NodeOptions;
 
 /// Bytes of the thread's stack: the thread waits, and calls the library.

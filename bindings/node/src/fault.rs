@@ -59,11 +59,11 @@ impl ToNapiValue for CallFault {
 }
 
 /// A result whose fault is thrown in JavaScript.
-pub trait Failed<T> {
+pub trait ThrowFault<T> {
     fn failed(self, env: &Env) -> napi::Result<T>;
 }
 
-impl<T> Failed<T> for Result<T, CallFault> {
+impl<T> ThrowFault<T> for Result<T, CallFault> {
     fn failed(self, env: &Env) -> napi::Result<T> {
         self.map_err(|fault| fault.thrown(env))
     }

@@ -28,7 +28,7 @@ use napi::bindgen_prelude::{AsyncTask, Buffer, ToNapiValue, TypeName};
 use napi::{Env, Task};
 use napi_derive::napi;
 
-use fault::{CallFault, Failed};
+use fault::{CallFault, ThrowFault};
 use options::NodeOptions;
 
 /// A blocking call on a thread of Node's pool.
@@ -176,7 +176,7 @@ pub struct NodePath {
     pub link: String,
     pub cost: u32,
     pub state: u32,
-    /// Milliseconds.
+    /// The smoothed round trip in milliseconds.
     pub rtt: f64,
     pub rtt_min: f64,
     pub bytes_received: f64,

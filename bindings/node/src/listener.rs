@@ -13,7 +13,7 @@ use napi_derive::napi;
 use nix::errno::Errno;
 
 use crate::attempt::STACK_BYTES;
-use crate::fault::{CallFault, Failed};
+use crate::fault::{CallFault, ThrowFault};
 
 /// How long a listener pauses if there is no descriptor or memory for a connection.
 const REST: Duration = Duration::from_millis(100); // a guess

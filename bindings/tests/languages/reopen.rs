@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use crate::agent::{Agent, PATIENCE};
 use crate::examples;
-use crate::support::{C, Server, told};
+use crate::support::{CProgram, Server, told};
 
 /// Builds an example, if that is possible.
 type Build = fn(&Path) -> Option<examples::Example>;
@@ -32,7 +32,7 @@ async fn is_opened_again(build: Build) {
         command.env("CEDOS_AGENT", &agent.socket);
         command
     };
-    let echoes = C::with_d2tp("echoes.c");
+    let echoes = CProgram::with_d2tp("echoes.c");
     let server = Server::start(&echoes);
     let token = home.path().join("token");
 

@@ -7,14 +7,14 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 
 use crate::examples;
-use crate::support::{C, Server, told};
+use crate::support::{CProgram, Server, told};
 
 /// Servers that run until this is dropped.
 pub struct Surroundings {
     /// The folder with the keys of examples.
     pub folder: TempDir,
-    _server: (C, Server),
-    _proxy: (C, Server),
+    _server: (CProgram, Server),
+    _proxy: (CProgram, Server),
     /// SERVER PROXY URL, the arguments of examples.
     pub arguments: [String; 3],
 }
@@ -24,7 +24,7 @@ impl Surroundings {
     pub fn new() -> Surroundings {
         let folder = TempDir::new().expect("a place");
         let start = |source: &str| {
-            let program = C::with_d2tp(source);
+            let program = CProgram::with_d2tp(source);
             let process = Server::start(&program);
             (program, process)
         };

@@ -73,11 +73,19 @@ impl PayingFlow {
 
     /// Counts what was spent since the last update.
     pub(crate) fn update(&mut self, links: &[LinkSpend]) {
-        for on in links {
-            let before = self.seen.insert(on.socket, on.spent).unwrap_or(0);
+        self.spent = self.spent_with(links);
+        self.seen
+            .extend(links.iter().map(|on| (on.socket, on.spent)));
+    }
+
+    /// Payload bytes spent, with what was spent since the last update.
+    pub(crate) fn spent_with(&self, links: &[LinkSpend]) -> u64 {
+        let since = links.iter().map(|on| {
+            let before = self.seen.get(&on.socket).copied().unwrap_or(0);
             // A new path over the same socket counts from zero again.
-            self.spent += on.spent.checked_sub(before).unwrap_or(on.spent);
-        }
+            on.spent.checked_sub(before).unwrap_or(on.spent)
+        });
+        self.spent + since.sum::<u64>()
     }
 
     /// The most bytes that may be granted on a socket, in addition to the unused grants on other

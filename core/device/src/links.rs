@@ -1,4 +1,12 @@
 //! All links of a device: inputs, the queue of actions, and the next timeout.
+//!
+//! Its parts: who may pay (`spending.rs`), which of several sockets is kept (`address_race.rs`,
+//! `stream_race.rs`), and links that are suspected or frozen (`first_hop.rs`).
+
+mod address_race;
+mod first_hop;
+mod spending;
+mod stream_race;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -8,12 +16,12 @@ use d2tp_time::{Span, Time};
 
 use crate::action::LinkAction;
 use crate::facts::{AttachedSocket, LinkFacts, LinkUse, SessionPaths};
-use crate::grants::{LinkSpend, PaidLinks, PayingFlow, grant_ahead};
+use crate::grants::PayingFlow;
 use crate::health::LinkAnswers;
 use crate::meter::TICK;
 use crate::renewal::{SLEEP_MIN, SocketRenewal};
-use crate::stream::{BlockedNetworks, STREAM_AFTER, StreamFailure, StreamStatus};
-use crate::tracked::{RACE_AFTER, TrackedLink};
+use crate::stream::{BlockedNetworks, StreamStatus};
+use crate::tracked::TrackedLink;
 
 /// The most sockets whose link can be named. Closed ones count, because events about them may still
 /// arrive.
@@ -27,6 +35,9 @@ pub struct DeviceLinkSettings {
     /// The rate in bytes per second at which metered links carry retransmissions for free links, if
     /// no flow may pay. `None`: they carry none.
     pub lend_rate: Option<u64>,
+    /// How long the server takes to answer, where that is known to be longer than on ordinary networks; otherwise zero. No
+    /// link counts as silent, and nothing else is tried, before that is over.
+    pub round_trip: Span,
 }
 
 /// Changes since [`DeviceLinks::take_news`] was last called.
@@ -139,7 +150,7 @@ impl DeviceLinks {
         for (facts, usage) in present {
             self.links.entry(facts.name.clone()).or_insert_with(|| {
                 self.news.candidates = true;
-                TrackedLink::new(now, facts.clone(), *usage)
+                TrackedLink::new(now, facts.clone(), *usage, self.settings.round_trip)
             });
         }
         self.apply_freezes(now);
@@ -209,64 +220,6 @@ impl DeviceLinks {
         drop_all(&mut self.actions, old);
     }
 
-    /// Answers [`LinkAction::OpenStream`]: the stream as a socket, or why there is none.
-    pub fn on_stream(
-        &mut self,
-        now: Time,
-        name: &str,
-        ticket: u64,
-        made: Result<AttachedSocket, StreamFailure>,
-    ) {
-        if let Ok(made) = &made {
-            self.name_socket(made.socket, name);
-        }
-        let pays = self.pays();
-        let link = self.links.get_mut(name);
-        let mut link = link.filter(|link| link.stream.opening == Some(ticket));
-        if let Some(link) = link.take_if(|l| !l.is_wanted(pays) || l.health.keeps_sockets()) {
-            link.stream.opening = None;
-        }
-        let Some(link) = link else {
-            // The link changed meanwhile, or UDP was answered.
-            let made = made.ok().map(|made| made.socket);
-            drop_all(&mut self.actions, made);
-            return;
-        };
-        self.news.candidates = true;
-        match made {
-            Err(failure) => link.stream.on_failure(now, failure),
-            Ok(made) => {
-                link.stream.on_open(now, made.socket);
-                link.opened_gated = link.is_gated();
-                link.sockets.push(made);
-                self.actions.push_back(LinkAction::OpenPath {
-                    socket: made.socket,
-                    remote: made.remote,
-                    gated: link.is_gated(),
-                    // TCP sends its own ACKs there.
-                    half_duplex: false,
-                });
-            }
-        }
-    }
-
-    /// Handles the end of a stream that was not closed by [`LinkAction::DropSocket`] or
-    /// [`LinkAction::ClosePath`].
-    pub fn on_stream_closed(&mut self, now: Time, session: &dyn SessionPaths, socket: LinkId) {
-        // Count the bytes of its path before the path is abandoned.
-        self.observe(now, session);
-        let mut links = self.links.values_mut();
-        let Some(link) = links.find(|link| link.stream.socket == Some(socket)) else {
-            return;
-        };
-        link.sockets.retain(|s| s.socket != socket);
-        link.stream.on_closed(now);
-        drop_all(&mut self.actions, [socket]);
-        self.news.candidates = true;
-        self.update_paths(now);
-        self.race_streams(now, session);
-    }
-
     /// Replaces the previous session by a new one, and opens its paths over the existing sockets.
     pub fn on_session_began(&mut self, now: Time) {
         self.is_over = false;
@@ -294,70 +247,6 @@ impl DeviceLinks {
         self.renew_if_due(now, session);
     }
 
-    /// Handles the choice of another node of the server: new sockets are attached from now on to that node.
-    /// Links that answer ask the node beside the path that they have, and keep the path until the node has
-    /// answered; others, and those that carry a stream, get new sockets at once. So do all where no flow is open:
-    /// what is opened meanwhile begins at the new node.
-    pub fn on_node_changed(
-        &mut self,
-        now: Time,
-        session: &dyn SessionPaths,
-        has_flows: bool,
-        patience: Span,
-    ) {
-        self.observe(now, session);
-        let pays = self.pays();
-        for link in self.links.values_mut() {
-            if !link.is_wanted(pays) || link.health.keeps_sockets() {
-                continue;
-            }
-            let has_stream = link.stream.socket.is_some();
-            if link.sockets.is_empty() || has_stream || session.is_over() || !has_flows {
-                drop_all(&mut self.actions, link.take_sockets());
-                continue;
-            }
-            // R-NODE-3: what was asked of the node before that is given up.
-            if !link.answers.is_up() {
-                drop_all(&mut self.actions, link.take_sockets());
-            }
-            let former = std::mem::take(&mut link.former_node);
-            let asked = link.other_family.drain(..).map(|s| s.socket);
-            drop_all(&mut self.actions, asked);
-            if !former.is_empty() {
-                let given_up = link.socket_ids().filter(|id| !former.contains(id));
-                drop_all(&mut self.actions, given_up);
-                link.sockets.retain(|s| former.contains(&s.socket));
-            }
-            self.last_ticket += 1;
-            link.attaching = Some(self.last_ticket);
-            link.node_patience = patience;
-            link.changes_node = true;
-            self.actions.push_back(LinkAction::Attach {
-                link: link.facts.name.clone(),
-                ticket: self.last_ticket,
-            });
-        }
-        self.update_paths(now);
-    }
-
-    /// Stops using a link until [`DeviceLinks::unfreeze`], and keeps its sockets.
-    pub fn freeze(&mut self, now: Time, name: &str) {
-        if let Some(link) = self.links.get_mut(name) {
-            link.health.frozen_by_program = true;
-        }
-        self.apply_freezes(now);
-    }
-
-    /// Resumes a link that was frozen by [`DeviceLinks::freeze`].
-    pub fn unfreeze(&mut self, now: Time, session: &dyn SessionPaths, name: &str) {
-        if let Some(link) = self.links.get_mut(name) {
-            link.health.frozen_by_program = false;
-        }
-        self.apply_freezes(now);
-        self.observe(now, session);
-        self.update_paths(now);
-    }
-
     /// Handles a path that came up. Paying flows get grants on it, and the first hop of its link is
     /// probed once, so that a later silence of that hop has a meaning.
     pub fn on_path_up(&mut self, now: Time, session: &dyn SessionPaths, socket: LinkId) {
@@ -373,80 +262,6 @@ impl DeviceLinks {
     /// [`LinkAnswers`] describes.
     pub fn on_path_silent(&mut self, now: Time, session: &dyn SessionPaths) {
         self.observe(now, session);
-    }
-
-    /// Handles a path that has received nothing for a while, although an answer was due.
-    pub fn on_path_quiet(&mut self, now: Time, socket: LinkId) {
-        self.ask_hop_of(now, socket, true);
-    }
-
-    /// Answers [`LinkAction::AskFirstHop`]; `None` if the first hop cannot be asked.
-    pub fn on_hop_answer(&mut self, name: &str, ticket: u64, answer: Option<bool>) {
-        let Some(link) = self.links.get_mut(name) else {
-            return;
-        };
-        let Some((question, hop)) = link.health.end_question(ticket, answer) else {
-            return;
-        };
-        if question.quiet {
-            let said = |socket| LinkAction::FirstHopSaid {
-                socket,
-                since: question.since,
-                hop,
-            };
-            self.actions.extend(link.socket_ids().map(said));
-        }
-    }
-
-    /// Answers [`LinkAction::ReadRadio`]: whether transmissions failed since the previous reading;
-    /// `None` if the radio does not report it.
-    pub fn on_radio(&mut self, now: Time, name: &str, fails: Option<bool>) {
-        let Some(link) = self.links.get_mut(name) else {
-            return;
-        };
-        link.health.reading_radio = false;
-        match fails {
-            None => link.health.radio_unsupported = true,
-            Some(false) => {}
-            Some(true) => self.ask_hop(now, name, true),
-        }
-    }
-
-    /// Allows a flow to spend on `links`, up to `budget` payload bytes in total since it was first
-    /// allowed to. Takes effect at once.
-    pub fn allow_paid(
-        &mut self,
-        now: Time,
-        session: &dyn SessionPaths,
-        flow: FlowId,
-        budget: Option<u64>,
-        links: PaidLinks,
-    ) {
-        let before = self.spends(session, flow, &PaidLinks::All);
-        let payer = self.payers.entry(flow);
-        let payer = payer.or_insert_with(|| PayingFlow::new(&before));
-        payer.budget = budget;
-        let changed = std::mem::replace(&mut payer.links, links) != payer.links;
-        if changed {
-            let allowed = payer.links.clone();
-            let paid = self.links.values().filter(|link| link.is_gated());
-            let not = paid.filter(|link| !allowed.contain(&link.facts.name));
-            let not: Vec<LinkId> = not.flat_map(TrackedLink::socket_ids).collect();
-            self.revoke(flow, &not);
-        }
-        self.observe(now, session);
-        self.update_paths(now);
-        self.update_grants(session);
-    }
-
-    /// Forbids a flow to spend. Takes effect at once.
-    pub fn forbid_paid(&mut self, now: Time, session: &dyn SessionPaths, flow: FlowId) {
-        self.payers.remove(&flow);
-        let paid: Vec<LinkId> = self.paid_sockets(&PaidLinks::All).collect();
-        self.revoke(flow, &paid);
-        self.observe(now, session);
-        self.update_paths(now);
-        self.update_grants(session);
     }
 
     /// Handles timers and the current state of the session's paths: renewals, new sockets for links
@@ -479,7 +294,12 @@ impl DeviceLinks {
         tries
             .filter_map(TrackedLink::next_try)
             .chain(silences)
-            .chain(self.links.values().filter(used).filter_map(stream_at))
+            .chain(
+                self.links
+                    .values()
+                    .filter(used)
+                    .filter_map(TrackedLink::stream_at),
+            )
             .chain(self.links.values().filter_map(|l| l.health.given_up_at()))
             .chain(self.renewal.next_at())
             .min()
@@ -517,7 +337,7 @@ impl DeviceLinks {
             let answers = match held || self.is_over || !link.facts.is_usable() {
                 true => LinkAnswers::Unasked,
                 false => {
-                    let (opened, slack) = (link.opened_at, link.facts.answer_slack());
+                    let (opened, slack) = (link.opened_at, link.answer_slack());
                     link.answers.next(now, opened, slack, &sockets, &paths)
                 }
             };
@@ -537,11 +357,6 @@ impl DeviceLinks {
     /// Takes the changes since the last call.
     pub fn take_news(&mut self) -> LinkNews {
         std::mem::take(&mut self.news)
-    }
-
-    /// Payload bytes of a flow on metered links since it was allowed to pay.
-    pub fn paid_bytes(&self, flow: FlowId) -> u64 {
-        self.payers.get(&flow).map_or(0, PayingFlow::spent)
     }
 
     /// The name of a socket's link.
@@ -719,313 +534,6 @@ impl DeviceLinks {
         if again {
             self.update_paths(now);
         }
-    }
-
-    /// Tries the other address family of a link when the first does not answer, and keeps the one
-    /// that answers.
-    fn try_other_family(&mut self, now: Time, session: &dyn SessionPaths) {
-        if session.is_over() {
-            return;
-        }
-        let active = active_sockets(&session.path_stats());
-        let used =
-            |link: &&mut TrackedLink| !link.sockets.is_empty() && !link.health.keeps_sockets();
-        for link in self.links.values_mut().filter(used) {
-            let answers = |s: &&AttachedSocket| active.contains(&s.socket);
-            if !link.former_node.is_empty() {
-                let of_node = |s: &&AttachedSocket| !link.former_node.contains(&s.socket);
-                let found = link.sockets.iter().filter(of_node).find(answers).copied();
-                let is_late = now.since(link.opened_at) >= link.node_patience;
-                if let Some(found) = found {
-                    // With the answer the paths to the node before have ended.
-                    let rest = link.sockets.iter().filter(|s| **s != found);
-                    let rest = rest.chain(&link.other_family).map(|s| s.socket);
-                    drop_all(&mut self.actions, rest);
-                    link.other_family.clear();
-                    link.sockets = vec![found];
-                    link.former_node.clear();
-                    self.news.candidates = true;
-                } else if is_late {
-                    let late = link.sockets.iter().filter(of_node);
-                    let late = late.chain(&link.other_family).map(|s| s.socket);
-                    drop_all(&mut self.actions, late);
-                    link.other_family.clear();
-                    let former = std::mem::take(&mut link.former_node);
-                    link.sockets.retain(|s| former.contains(&s.socket));
-                } else if !link.other_family.is_empty() && now.since(link.opened_at) >= RACE_AFTER {
-                    let next = link.other_family.remove(0);
-                    link.sockets.push(next);
-                    self.actions.push_back(wake_at(link, next));
-                }
-                continue;
-            }
-            let stream = link.stream.socket;
-            // UDP is tried beside a stream.
-            let tried = link.stream.trial_until.is_some_and(|until| now < until);
-            let udp = |s: &&AttachedSocket| Some(s.socket) != stream;
-            if tried && !link.sockets.iter().filter(udp).any(|s| answers(&s)) {
-                continue;
-            }
-            // UDP first, where both answer.
-            let first = link.sockets.iter().filter(udp).find(answers);
-            let first = first.or_else(|| link.sockets.iter().find(answers)).copied();
-            if let Some(first) = first {
-                link.stream.trial_until = None;
-                match stream {
-                    None => self.blocked.forget(&link.facts),
-                    Some(stream) if stream == first.socket => {
-                        link.stream.on_answer();
-                        self.blocked.note(now, &link.facts);
-                    }
-                    Some(stream) => {
-                        // The peer is told on the stream itself, so that nothing is sent twice.
-                        self.blocked.forget(&link.facts);
-                        link.stream.end();
-                        link.sockets.retain(|s| s.socket != stream);
-                        link.closing.push(stream);
-                        self.actions
-                            .push_back(LinkAction::ClosePath { socket: stream });
-                    }
-                }
-                let rest = link.sockets.iter().filter(|s| **s != first);
-                let rest = rest.chain(&link.other_family).map(|s| s.socket);
-                drop_all(&mut self.actions, rest);
-                link.other_family.clear();
-                link.sockets = vec![first];
-            } else if !link.other_family.is_empty() && now.since(link.opened_at) >= RACE_AFTER {
-                let next = link.other_family.remove(0);
-                link.opened_at = now;
-                link.sockets.push(next);
-                self.actions.push_back(open_path(link, next));
-            }
-        }
-    }
-
-    /// Opens streams where UDP is not answered, and tries UDP again beside them.
-    fn race_streams(&mut self, now: Time, session: &dyn SessionPaths) {
-        if session.is_over() {
-            return;
-        }
-        let pays = self.pays();
-        let moving = self.is_moving;
-        let mut renew = false;
-        for link in self.links.values_mut() {
-            if !link.is_wanted(pays) || link.health.keeps_sockets() || link.attaching.is_some() {
-                continue;
-            }
-            if link.stream.trial_until.is_some_and(|until| until <= now) {
-                // Not answered: the stream goes on alone. What answered was dealt with before.
-                link.stream.trial_until = None;
-            }
-            if moving && link.answers.is_up() && link.stream.is_trial_due(now) {
-                link.stream.begin_trial(now);
-                self.last_ticket += 1;
-                link.attaching = Some(self.last_ticket);
-                self.actions.push_back(LinkAction::Attach {
-                    link: link.facts.name.clone(),
-                    ticket: self.last_ticket,
-                });
-                continue;
-            }
-            let Some(since) = link.answers.unanswered_since() else {
-                if link.answers.is_up() && link.stream.socket.is_none() {
-                    link.stream.on_udp_answer();
-                }
-                continue;
-            };
-            if link.stream.socket.is_some() {
-                if link.stream.replaced_at(since) <= now {
-                    drop_all(&mut self.actions, link.take_sockets());
-                    renew = true;
-                }
-                continue;
-            }
-            if link.facts.serial_rate.is_some() {
-                // No TCP either.
-                continue;
-            }
-            let blocked = self.blocked.contains(now, &link.facts);
-            let asked = !link.sockets.is_empty();
-            if asked && link.stream.may_open(now) && (blocked || now.since(since) >= STREAM_AFTER) {
-                self.last_ticket += 1;
-                link.stream.opening = Some(self.last_ticket);
-                self.news.candidates = true;
-                self.actions.push_back(LinkAction::OpenStream {
-                    link: link.facts.name.clone(),
-                    ticket: self.last_ticket,
-                });
-            }
-        }
-        if renew {
-            self.update_paths(now);
-        }
-    }
-
-    /// Applies requests to freeze and unfreeze links.
-    fn apply_freezes(&mut self, now: Time) {
-        for link in self.links.values_mut() {
-            let freeze = link.health.keeps_sockets() && !link.sockets.is_empty();
-            if freeze == link.health.frozen {
-                continue;
-            }
-            link.health.frozen = freeze;
-            if !freeze {
-                // The link's paths have to answer again from now on.
-                link.opened_at = now;
-            }
-            let action = |socket| match freeze {
-                true => LinkAction::Freeze { socket },
-                false => LinkAction::Unfreeze { socket },
-            };
-            self.actions.extend(link.socket_ids().map(action));
-        }
-    }
-
-    /// Drops links whose carrier has been lost for too long.
-    fn drop_lost_carriers(&mut self, now: Time) {
-        for link in self.links.values_mut() {
-            if link.health.given_up_at().is_some_and(|at| at <= now) {
-                drop_all(&mut self.actions, link.take_sockets());
-            }
-        }
-    }
-
-    fn ask_hop_of(&mut self, now: Time, socket: LinkId, quiet: bool) {
-        let mut links = self.links.values();
-        if let Some(link) = links.find(|link| link.has_socket(socket)) {
-            let name = link.facts.name.clone();
-            self.ask_hop(now, &name, quiet);
-        }
-    }
-
-    fn ask_hop(&mut self, now: Time, name: &str, quiet: bool) {
-        let ticket = self.ticket();
-        let Some(link) = self.links.get_mut(name) else {
-            return;
-        };
-        if link.health.begin_question(now, ticket, quiet) {
-            let link = link.facts.name.clone();
-            self.actions
-                .push_back(LinkAction::AskFirstHop { link, ticket });
-        }
-    }
-
-    /// Reads radio counters while payload moves, because failed transmissions show an outage before
-    /// silence does.
-    fn read_radios(&mut self) {
-        if !self.is_moving {
-            return;
-        }
-        for link in self.links.values_mut() {
-            let health = &mut link.health;
-            let readable = link.facts.half_duplex && !link.sockets.is_empty();
-            let barred = health.radio_unsupported || health.reading_radio || health.keeps_sockets();
-            if !readable || barred {
-                continue;
-            }
-            health.reading_radio = true;
-            let first = !std::mem::replace(&mut health.radio_read, true);
-            let link = link.facts.name.clone();
-            self.actions
-                .push_back(LinkAction::ReadRadio { link, first });
-        }
-    }
-
-    // ---- spending ----
-
-    /// Sockets of the metered links that `allowed` contains.
-    fn paid_sockets<'a>(&'a self, allowed: &'a PaidLinks) -> impl Iterator<Item = LinkId> + 'a {
-        let paid = self.links.values().filter(|link| link.is_gated());
-        let allowed = paid.filter(|link| allowed.contain(&link.facts.name));
-        allowed.flat_map(TrackedLink::socket_ids)
-    }
-
-    /// What a flow spent and was granted on metered links.
-    fn spends(
-        &self,
-        session: &dyn SessionPaths,
-        flow: FlowId,
-        allowed: &PaidLinks,
-    ) -> Vec<LinkSpend> {
-        let sockets = self.paid_sockets(allowed);
-        sockets.filter_map(|s| session.spend(flow, s)).collect()
-    }
-
-    fn revoke(&mut self, flow: FlowId, sockets: &[LinkId]) {
-        let revoke = |socket: &LinkId| LinkAction::Grant {
-            flow,
-            socket: *socket,
-            bytes: 0,
-        };
-        self.actions.extend(sockets.iter().map(revoke));
-    }
-
-    fn count_spending(&mut self, session: &dyn SessionPaths) {
-        let mut payers = std::mem::take(&mut self.payers);
-        for (flow, payer) in &mut payers {
-            payer.update(&self.spends(session, *flow, &PaidLinks::All));
-        }
-        self.payers = payers;
-    }
-
-    /// Extends the grants of paying flows to one second ahead, within their budgets. If no flow
-    /// pays, lends metered paths.
-    fn update_grants(&mut self, session: &dyn SessionPaths) {
-        let paid: Vec<LinkId> = self.paid_sockets(&PaidLinks::All).collect();
-        if paid.is_empty() || session.is_over() {
-            return;
-        }
-        if let Some(bytes_per_second) = self.settings.lend_rate {
-            let flows_pay = !self.payers.is_empty();
-            let lend = |socket: &LinkId| match flows_pay {
-                true => LinkAction::EndLending { socket: *socket },
-                false => LinkAction::Lend {
-                    socket: *socket,
-                    bytes_per_second,
-                },
-            };
-            self.actions.extend(paid.iter().map(lend));
-        }
-        if self.payers.is_empty() {
-            return;
-        }
-        self.count_spending(session);
-        let paths = session.path_stats();
-        let ahead = |socket: LinkId| {
-            let mut links = self.links.values();
-            let rate = links
-                .find(|l| l.has_socket(socket))
-                .and_then(|l| l.meter.rate);
-            let of_socket = paths.iter().filter(|p| p.addresses.link == socket);
-            let round_trip = of_socket.map(|p| p.rtt).max();
-            grant_ahead(rate, round_trip.unwrap_or(Span::ZERO))
-        };
-        let mut grants = Vec::new();
-        for (flow, payer) in &self.payers {
-            let on = self.spends(session, *flow, &payer.links);
-            let more = payer.grants(on, ahead);
-            grants.extend(more.into_iter().map(|(socket, bytes)| LinkAction::Grant {
-                flow: *flow,
-                socket,
-                bytes,
-            }));
-        }
-        self.actions.extend(grants);
-    }
-}
-
-/// When a stream is to be opened over a link, or given up, as things are.
-fn stream_at(link: &TrackedLink) -> Option<Time> {
-    if link.sockets.is_empty() || link.attaching.is_some() || link.facts.serial_rate.is_some() {
-        return None;
-    }
-    if let Some(until) = link.stream.trial_until {
-        return Some(until);
-    }
-    let since = link.answers.unanswered_since()?;
-    match link.stream.socket {
-        Some(_) => Some(link.stream.replaced_at(since)),
-        None => Some(link.stream.may_open_at()?.max(since + STREAM_AFTER)),
     }
 }
 

@@ -4,16 +4,20 @@
 //! ```text
 //!  before the first handshake ──▶ Probe ── another answers 25 ms before this one ──▶ Switch
 //!  silent for 250 ms ──▶ Probe ── another answers, and this one does not ──▶ Switch     (failover)
-//!  no flow is open after payload moved, once a minute ──▶ Probe ── another is clearly nearer ──▶ Switch
+//!  payload moved, once a minute ──▶ Probe ── another is clearly nearer ──▶ Switch, or with flows: AskToMove
 //!  the node asks to be left ──▶ Probe ── another answers ──▶ Switch, with flows too
 //!  the node does not complete the handshake ──▶ Switch back; for a minute it is tried only where nothing else is left
+//!  the network of the node in use is left ──▶ Switch to the one before
 //! ```
 //!
 //! A node may not have the session's record, and never has its tunnels and uploads. A session with flows is
-//! therefore moved only where they would be lost otherwise, or where its node asks for it. A session is at one node at a time: two that were asked at once would both take it up.
+//! therefore moved only where they would be lost otherwise, or where its node asks for it. A device that finds a nearer
+//! node asks the one in use, which knows what the other one could go on with; if all of it, that node asks to be left. A
+//! session is at one node at a time: two that were asked at once would both take it up.
 
 use std::collections::VecDeque;
 
+use d2tp_session::FlowId;
 use d2tp_time::{Span, Time};
 
 use crate::tracked::NODE_ANSWER_MAX;
@@ -32,12 +36,19 @@ const LAST_ANSWER_WITHIN: Span = Span::from_millis(100); // a guess: jitter of a
 /// The interval between comparisons of nodes, and between two changes to a nearer one. Lower: a route that
 /// flaps moves the session often. Higher: a device that moved stays at a far node for longer.
 const COMPARE_EVERY: Span = Span::from_secs(60);
+/// How long an answer of the node in use may take: it waits for 30 s until copies are whole, and a second for a path.
+const MOVE_ANSWER_WITHIN: Span = Span::from_secs(32);
+/// The interval between comparisons once the device is in another network: it may be in another city.
+const COMPARE_MOVED_EVERY: Span = Span::from_secs(10); // a guess: a device that changes networks every few seconds
 /// How long a node that did not complete a handshake is not tried again, unless the one in use is silent, or asks to be
 /// left, and no other answers: a host that was busy for a moment must not hold a session for a minute.
 const FAILED_FOR: Span = Span::from_secs(60); // a guess
 /// How long a request to be left waits for the first byte of a flow at most: a flow whose answer takes longer, as that of a
 /// long poll, must not hold the others of its session.
 const LEAVE_HELD_MAX: Span = Span::from_secs(10); // a guess
+/// After how long without a request to be left the next one is the first of others: they come each second, and some are
+/// lost.
+const LEAVE_REQUESTS_APART_MAX: Span = Span::from_secs(5); // a guess
 /// A node is nearer if its round trip is shorter by this, and by a fifth. Both are guesses: jitter of a
 /// Wi-Fi must not move a session.
 const NEARER_BY: Span = Span::from_millis(5);
@@ -61,6 +72,8 @@ pub struct NodeView {
     /// Whether an open flow has received nothing yet: its node may be asking an origin for it, and another one, which
     /// does not know the flow, would ask again.
     pub is_unanswered: bool,
+    /// The newest flow that the device has opened, as far as it is open.
+    pub newest_flow: Option<FlowId>,
     /// How long the node in use took to complete the session's handshake.
     pub handshake_took: Span,
     /// Whether no node knows anything of the session: no handshake has completed.
@@ -93,6 +106,9 @@ pub enum NodeAction {
     Probe,
     /// Use this node from now on: [`crate::DeviceLinks::on_node_changed`].
     Switch(usize),
+    /// Ask the node in use whether the session, with its flows, can go on at this nearer one. If it can, the answer comes
+    /// as a request to be left ([`NodeChoice::on_leave_asked`]); otherwise none comes.
+    AskToMove(usize),
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -100,9 +116,10 @@ struct NodeState {
     round_trip: Option<Span>,
     /// When the node answered last.
     answered_at: Option<Time>,
-    /// Until when the node is tried only where no other answers, because it did not complete a handshake.
+    /// The time until which the node is tried only if no other answers, because it did not complete a handshake.
     failed_until: Option<Time>,
-    /// Until when the node is used only where the one in use is silent and no other answers, because it asked to be left.
+    /// The time until which the node is used only if the current one is silent and no other answers, because it asked to
+    /// be left.
     asked_until: Option<Time>,
 }
 
@@ -123,6 +140,18 @@ struct LeaveRequest {
     preferred: Option<usize>,
     /// When the nodes were probed for it.
     probed_at: Time,
+    /// Whether the device asked for it, because `preferred` is nearer: then no other node is used instead.
+    is_answer: bool,
+    /// The newest flow when the request came.
+    newest_flow: Option<FlowId>,
+}
+
+/// The time in which requests to be left have waited.
+#[derive(Clone, Copy, Debug)]
+struct LeaveHold {
+    since: Time,
+    /// When a request last found a flow without its first byte.
+    until: Time,
 }
 
 /// The choice among a server's nodes.
@@ -135,18 +164,22 @@ pub struct NodeChoice {
     /// The first answers to probes, of the node in use and of another, since all paths are silent.
     alive_at: Option<Time>,
     other_alive_at: Option<Time>,
+    /// Whether the session came to another network since nodes were compared.
+    is_elsewhere: bool,
     /// Whether payload has moved since nodes were compared.
     was_busy: bool,
     /// When the session last moved to a nearer node.
     moved_at: Option<Time>,
     /// The request of the node in use to be left.
     leave_request: Option<LeaveRequest>,
-    /// Since when requests to be left wait for the first byte of a flow.
-    leave_held_since: Option<Time>,
+    /// The nearer nodes to which the node in use was asked to let the session go, and until when its answers may come.
+    move_questions: Vec<(usize, Time)>,
+    /// How long requests to be left have waited for the first byte of a flow.
+    leave_hold: Option<LeaveHold>,
     probed_at: Option<Time>,
     /// Probes since anything answered.
     silent_probes: u32,
-    /// Until when answers of the current comparison are awaited.
+    /// The time until which the current comparison waits for answers.
     compares_until: Option<Time>,
     actions: VecDeque<NodeAction>,
 }
@@ -160,10 +193,12 @@ impl NodeChoice {
             leaving: None,
             alive_at: None,
             other_alive_at: None,
+            is_elsewhere: false,
             was_busy: false,
             moved_at: None,
             leave_request: None,
-            leave_held_since: None,
+            move_questions: Vec::new(),
+            leave_hold: None,
             probed_at: None,
             silent_probes: 0,
             compares_until: None,
@@ -216,7 +251,19 @@ impl NodeChoice {
         if self.nodes.len() < 2 || self.leaving.is_some() {
             return;
         }
-        self.nodes[self.current].asked_until = Some(now + FAILED_FOR);
+        // A question is answered once. What comes again is a request of the node itself.
+        self.move_questions.retain(|(_, until)| now < *until);
+        let mut questions = self.move_questions.iter();
+        let question = questions.position(|(node, _)| Some(*node) == preferred);
+        let is_answer = question.is_some();
+        if let Some(question) = question {
+            self.move_questions.remove(question);
+        } else {
+            self.nodes[self.current].asked_until = Some(now + FAILED_FOR);
+            if let Some(pending) = &mut self.leave_request {
+                pending.is_answer = false;
+            }
+        }
         if self.holds_leave(now, view) {
             return;
         }
@@ -231,6 +278,8 @@ impl NodeChoice {
         self.leave_request = Some(LeaveRequest {
             preferred,
             probed_at: now,
+            is_answer,
+            newest_flow: view.newest_flow,
         });
         self.probe(now);
     }
@@ -238,10 +287,13 @@ impl NodeChoice {
     /// Whether a request to be left waits for the first byte of a flow.
     fn holds_leave(&mut self, now: Time, view: &NodeView) -> bool {
         if !view.is_unanswered {
-            self.leave_held_since = None;
+            self.leave_hold = None;
             return false;
         }
-        let since = *self.leave_held_since.get_or_insert(now);
+        let hold = self.leave_hold;
+        let hold = hold.filter(|hold| now.since(hold.until) < LEAVE_REQUESTS_APART_MAX);
+        let since = hold.map_or(now, |hold| hold.since);
+        self.leave_hold = Some(LeaveHold { since, until: now });
         now.since(since) < LEAVE_HELD_MAX
     }
 
@@ -249,8 +301,10 @@ impl NodeChoice {
     fn leave(&mut self, now: Time, asked: LeaveRequest, view: &NodeView) {
         let since = asked.probed_at;
         let is_late = now >= since + view.probe_patience();
-        if self.holds_leave(now, view) {
-            // A flow was opened meanwhile. The node asks again.
+        // The node has looked at the flows that there were. A tunnel or an upload that was opened since would be lost.
+        let has_unknown = asked.is_answer && view.newest_flow > asked.newest_flow;
+        if has_unknown || self.holds_leave(now, view) {
+            // A flow was opened meanwhile. The node asks again, or the device does when it compares nodes again.
             self.leave_request = None;
             return;
         }
@@ -259,16 +313,61 @@ impl NodeChoice {
             node.answered_at.is_some_and(|at| at >= since) && !node.asked_to_be_left(now)
         };
         let to = match asked.preferred {
+            // What was nearer when the question was asked may not be so any more.
+            Some(preferred) if asked.is_answer => self
+                .nearer(now, since)
+                .filter(|nearer| *nearer == preferred),
             Some(preferred) if heard(&preferred) => Some(preferred),
             Some(_) if !is_late => None,
             _ => self.nearest_other(now, since).filter(heard),
         };
         match to {
-            Some(to) => self.switch(now, to, self.handshake_patience(to)),
+            Some(to) => {
+                if asked.is_answer {
+                    self.moved_at = Some(now);
+                }
+                self.switch(now, to, self.handshake_patience(to));
+            }
             // It asks again.
             None if is_late => self.leave_request = None,
             None => {}
         }
+    }
+
+    /// Notes that the session uses a network that it did not use before.
+    pub fn on_other_network(&mut self) {
+        self.is_elsewhere = true;
+    }
+
+    /// Notes that another node is known now: nodes are probed as soon as there is a reason to, however long ago the last
+    /// probe was.
+    pub fn on_node_found(&mut self) {
+        self.silent_probes = 0;
+        if self.compares_until.is_none() {
+            self.probed_at = None;
+        }
+    }
+
+    /// Notes that a node cannot be reached any more, because the network that it is on was left. It keeps its number. If
+    /// it is in use, the node before it is used instead, or the first other one.
+    pub fn on_node_gone(&mut self, node: usize) {
+        let Some(state) = self.nodes.get_mut(node) else {
+            return;
+        };
+        *state = NodeState::default();
+        self.move_questions.retain(|(to, _)| *to != node);
+        let before = self.leaving.map(|(before, _)| before);
+        if before == Some(node) {
+            self.leaving = None;
+        }
+        if node != self.current || self.nodes.len() < 2 {
+            return;
+        }
+        let other = before.unwrap_or(usize::from(node == 0));
+        self.forget_questions();
+        self.leaving = None;
+        self.current = other;
+        self.actions.push_back(NodeAction::Switch(other));
     }
 
     /// Handles the passing of time and a changed view.
@@ -401,27 +500,41 @@ impl NodeChoice {
                 return;
             }
             self.compares_until = None;
-            if let Some(nearer) = self.nearer(now, since).filter(|_| !view.has_flows) {
-                self.moved_at = Some(now);
-                self.switch(now, nearer, self.handshake_patience(nearer));
+            match self.nearer(now, since) {
+                // What a flow waits for may have been passed on by its node already.
+                Some(nearer) if view.has_flows && !view.is_unanswered => {
+                    self.move_questions.push((nearer, now + MOVE_ANSWER_WITHIN));
+                    self.actions.push_back(NodeAction::AskToMove(nearer));
+                }
+                Some(nearer) if !view.has_flows => {
+                    self.moved_at = Some(now);
+                    self.switch(now, nearer, self.handshake_patience(nearer));
+                }
+                _ => {}
             }
             return;
         }
         if self.may_compare(view) && self.compare_at().is_none_or(|at| at <= now) {
             self.compares_until = Some(now + view.probe_patience());
+            self.is_elsewhere = false;
             self.was_busy = false;
             self.probe(now);
         }
     }
 
     fn may_compare(&self, view: &NodeView) -> bool {
-        !view.has_flows && (self.was_busy || view.is_busy)
+        self.was_busy || view.is_busy
     }
 
     /// When the nodes are to be compared again; `None`: at once.
     fn compare_at(&self) -> Option<Time> {
-        let last = self.probed_at.into_iter().chain(self.moved_at).max()?;
-        Some(last + COMPARE_EVERY)
+        let every = match self.is_elsewhere {
+            true => COMPARE_MOVED_EVERY,
+            false => COMPARE_EVERY,
+        };
+        let probed = self.probed_at.map(|at| at + every);
+        let moved = self.moved_at.map(|at| at + COMPARE_EVERY);
+        probed.into_iter().chain(moved).max()
     }
 
     /// A node that answered since `since` and is clearly nearer than the one in use.
@@ -445,11 +558,17 @@ impl NodeChoice {
 
     fn switch(&mut self, now: Time, to: usize, patience: Span) {
         self.leaving = Some((self.current, now + patience));
-        (self.alive_at, self.other_alive_at) = (None, None);
+        self.forget_questions();
         self.current = to;
-        (self.compares_until, self.leave_request) = (None, None);
-        self.leave_held_since = None;
         self.actions.push_back(NodeAction::Switch(to));
+    }
+
+    /// Drops what was asked of the node in use, and of the others because of it.
+    fn forget_questions(&mut self) {
+        (self.alive_at, self.other_alive_at) = (None, None);
+        (self.compares_until, self.leave_request) = (None, None);
+        self.move_questions.clear();
+        self.leave_hold = None;
     }
 
     /// When to call [`NodeChoice::on_time`] if nothing happens before.
@@ -482,7 +601,10 @@ impl NodeChoice {
 
     /// How long the node in use may be silent before others are probed.
     fn silent_min(&self, view: &NodeView) -> Span {
-        let ends_soon = self.nodes[self.current].asked_until.is_some();
+        let current = &self.nodes[self.current];
+        let ends_soon = view
+            .silent_since
+            .is_some_and(|since| current.asked_to_be_left(since));
         match (view.is_new, ends_soon) {
             (true, _) => Span::ZERO,
             (false, true) => SILENT_MIN,
@@ -493,6 +615,8 @@ impl NodeChoice {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn at(ms: u64) -> Time {
@@ -621,35 +745,183 @@ mod tests {
         assert_eq!(later, Some(NodeAction::Switch(1)));
     }
 
-    #[test]
-    fn a_session_with_flows_is_not_moved_to_a_nearer_node() {
-        let mut choice = NodeChoice::new(2);
-        let with_flows = NodeView {
+    /// A session with an open flow, whose node is asked to let it go to node 1 at `now`.
+    fn asks_to_move(now: u64) -> (NodeChoice, NodeView) {
+        let mut choice = NodeChoice::new(3);
+        let view = NodeView {
             has_flows: true,
             ..answering(0)
         };
-        for now in (0..200_000).step_by(100) {
-            choice.on_time(at(now), &with_flows);
-            assert_eq!(choice.poll_action(), None, "at {now} ms");
+        choice.on_time(at(now), &view);
+        assert_eq!(choice.poll_action(), Some(NodeAction::Probe));
+        choice.on_answer(at(now + 2), 1, ms(2), &view);
+        choice.on_answer(at(now + 9), 2, ms(9), &view);
+        assert_eq!(choice.poll_action(), None);
+        choice.on_answer(at(now + 80), 0, ms(80), &view);
+        assert_eq!(choice.poll_action(), Some(NodeAction::AskToMove(1)));
+        (choice, view)
+    }
+
+    #[test]
+    fn a_session_with_flows_moves_to_a_nearer_node_only_with_leave_of_the_one_in_use() {
+        let (mut refused, view) = asks_to_move(0);
+        for now in (81..60_000).step_by(100) {
+            refused.on_time(at(now), &view);
+            assert_eq!(refused.poll_action(), None, "at {now} ms");
         }
-        assert_eq!(choice.next_timeout(&with_flows), None);
-        // The flows have ended, and nothing moves any more.
+        refused.on_time(at(60_001), &view);
+        let again = refused.poll_action();
+        assert_eq!(again, Some(NodeAction::Probe), "once a minute");
+        let (mut granted, view) = asks_to_move(0);
+        granted.on_leave_asked(at(160), Some(1), &view);
+        assert_eq!(granted.poll_action(), Some(NodeAction::Probe));
+        granted.on_answer(at(162), 1, ms(2), &view);
+        assert_eq!(granted.poll_action(), None, "it may not be nearer any more");
+        granted.on_answer(at(240), 0, ms(80), &view);
+        assert_eq!(granted.poll_action(), Some(NodeAction::Switch(1)));
+        // It does not complete the handshake: the node before is still there, and not about to end.
+        granted.on_time(at(2_240), &view);
+        assert_eq!(granted.poll_action(), Some(NodeAction::Switch(0)));
+        granted.on_time(at(2_300), &view);
+        assert!(granted.nodes[1].has_failed(at(2_300)));
+        assert!(!granted.nodes[0].asked_to_be_left(at(2_300)));
+    }
+
+    #[test]
+    fn a_session_that_opens_a_flow_after_its_node_let_it_go_stays() {
+        for opened in [None, Some(FlowId(2))] {
+            let (mut choice, view) = asks_to_move(0);
+            let view = NodeView {
+                newest_flow: Some(FlowId(0)),
+                ..view
+            };
+            choice.on_leave_asked(at(160), Some(1), &view);
+            assert_eq!(choice.poll_action(), Some(NodeAction::Probe));
+            // A tunnel that is open, and of which the other node knows nothing.
+            let later = NodeView {
+                newest_flow: opened.or(view.newest_flow),
+                ..view
+            };
+            choice.on_answer(at(162), 1, ms(2), &later);
+            choice.on_answer(at(240), 0, ms(80), &later);
+            assert_eq!(choice.current(), usize::from(opened.is_none()));
+            if opened.is_some() {
+                choice.on_time(at(60_161), &later);
+                assert_eq!(
+                    choice.poll_action(),
+                    Some(NodeAction::Probe),
+                    "it asks again"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_node_that_is_not_nearer_any_more_when_the_answer_comes_is_not_used() {
+        let (mut choice, view) = asks_to_move(0);
+        choice.on_leave_asked(at(20_000), Some(1), &view);
+        assert_eq!(choice.poll_action(), Some(NodeAction::Probe));
+        choice.on_answer(at(20_010), 0, ms(10), &view);
+        choice.on_answer(at(20_090), 1, ms(90), &view);
+        choice.on_time(at(21_000), &view);
+        assert_eq!((choice.current(), choice.poll_action()), (0, None));
+        assert!(!choice.nodes[0].asked_to_be_left(at(21_000)));
+    }
+
+    #[test]
+    fn a_node_that_ends_is_left_although_it_names_the_silent_node_that_the_device_asked_for() {
+        let (mut choice, view) = asks_to_move(0);
+        for (second, current) in [(1, 0), (3, 2)] {
+            choice.on_leave_asked(at(second * 1_000), Some(1), &view);
+            assert_eq!(choice.poll_action(), Some(NodeAction::Probe));
+            choice.on_answer(at(second * 1_000 + 9), 2, ms(9), &view);
+            choice.on_time(at(second * 1_000 + 1_000), &view);
+            assert_eq!(choice.current(), current, "{second}");
+        }
+    }
+
+    #[test]
+    fn an_answer_that_comes_after_the_device_has_asked_again_is_no_request_to_be_left() {
+        let (mut choice, view) = asks_to_move(0);
+        choice.on_other_network();
+        choice.on_time(at(10_000), &view);
+        assert_eq!(choice.poll_action(), Some(NodeAction::Probe));
+        choice.on_answer(at(10_009), 2, ms(9), &view);
+        choice.on_answer(at(10_080), 0, ms(80), &view);
+        choice.on_answer(at(10_085), 1, ms(85), &view);
+        assert_eq!(choice.poll_action(), Some(NodeAction::AskToMove(2)));
+        choice.on_leave_asked(at(12_000), Some(1), &view);
+        choice.on_time(at(13_100), &view);
+        assert_eq!(choice.current(), 0);
+        assert!(!choice.nodes[0].asked_to_be_left(at(13_100)));
+    }
+
+    #[test]
+    fn a_nearer_node_that_fell_silent_is_not_replaced_by_another() {
+        let (mut choice, view) = asks_to_move(0);
+        choice.on_leave_asked(at(160), Some(1), &view);
+        assert_eq!(choice.poll_action(), Some(NodeAction::Probe));
+        choice.on_answer(at(169), 2, ms(9), &view);
+        choice.on_time(at(1_160), &view);
+        assert_eq!((choice.current(), choice.poll_action()), (0, None));
+        // A node that ends asks for itself.
+        choice.on_leave_asked(at(2_000), Some(2), &view);
+        choice.on_answer(at(2_009), 2, ms(9), &view);
+        assert_eq!(choice.current(), 2);
+        assert!(choice.nodes[0].asked_to_be_left(at(2_009)));
+    }
+
+    #[test]
+    fn no_node_is_asked_while_a_flow_waits_for_its_first_byte_or_nothing_moves() {
+        let mut choice = NodeChoice::new(2);
         let idle = NodeView {
             is_busy: false,
+            has_flows: true,
             ..answering(0)
         };
-        choice.on_time(at(200_000), &idle);
-        assert_eq!(choice.poll_action(), Some(NodeAction::Probe));
-        choice.on_answer(at(200_002), 1, ms(2), &idle);
-        // A flow is opened while answers are awaited.
-        let opened = NodeView {
+        choice.on_time(at(0), &idle);
+        assert_eq!(choice.poll_action(), None);
+        assert_eq!(choice.next_timeout(&idle), None);
+        let waiting = NodeView {
+            is_unanswered: true,
             has_flows: true,
-            ..idle
+            ..answering(0)
         };
-        choice.on_answer(at(200_080), 0, ms(80), &opened);
+        choice.on_time(at(0), &waiting);
+        assert_eq!(choice.poll_action(), Some(NodeAction::Probe));
+        let quiet = NodeView {
+            is_busy: false,
+            ..waiting
+        };
+        choice.on_answer(at(2), 1, ms(2), &quiet);
+        choice.on_answer(at(80), 0, ms(80), &quiet);
         assert_eq!((choice.current(), choice.poll_action()), (0, None));
-        choice.on_time(at(300_000), &idle);
+        choice.on_time(at(100_000), &idle);
         assert_eq!(choice.poll_action(), None, "no payload has moved since");
+    }
+
+    #[test]
+    fn nodes_are_compared_sooner_once_the_device_is_in_another_network() {
+        let (mut choice, view) = asks_to_move(0);
+        choice.on_time(at(1_000), &view);
+        assert_eq!(choice.next_timeout(&view), Some(at(60_000)));
+        choice.on_other_network();
+        assert_eq!(choice.next_timeout(&view), Some(at(10_000)));
+        choice.on_time(at(9_999), &view);
+        assert_eq!(choice.poll_action(), None);
+        choice.on_time(at(10_000), &view);
+        assert_eq!(choice.poll_action(), Some(NodeAction::Probe));
+        choice.on_time(at(11_000), &view);
+        assert_eq!(choice.next_timeout(&view), Some(at(70_000)));
+        // A session that has moved stays for a minute, wherever it is.
+        let mut moved = NodeChoice::new(2);
+        let moves = compare(&mut moved, 0, &[80, 12]);
+        assert_eq!(moves, Some(NodeAction::Switch(1)));
+        moved.on_time(at(100), &answering(1));
+        moved.on_other_network();
+        assert_eq!(compare(&mut moved, 50_000, &[12, 80]), None);
+        let back = compare(&mut moved, 60_200, &[12, 80]);
+        assert_eq!(back, Some(NodeAction::Switch(0)));
     }
 
     #[test]
@@ -674,6 +946,68 @@ mod tests {
         near.on_time(at(60), &new_session(5));
         assert_eq!(near.poll_action(), Some(NodeAction::Probe));
         assert_eq!((near.current(), near.poll_action()), (0, None));
+    }
+
+    #[test]
+    fn a_node_that_is_found_while_nothing_answers_is_probed_at_once() {
+        let mut choice = NodeChoice::new(2);
+        for now in (250..20_000).step_by(50) {
+            choice.on_time(at(now), &silent(0));
+        }
+        while choice.poll_action().is_some() {}
+        choice.on_time(at(20_000), &silent(0));
+        assert_eq!(choice.poll_action(), None, "probes have become rare");
+        choice.set_count(3);
+        choice.on_node_found();
+        choice.on_time(at(20_001), &silent(0));
+        assert_eq!(choice.poll_action(), Some(NodeAction::Probe));
+    }
+
+    #[test]
+    fn a_node_that_is_found_is_compared_with_the_one_in_use_at_once() {
+        let mut choice = NodeChoice::new(2);
+        assert_eq!(compare(&mut choice, 0, &[40, 45]), None);
+        choice.set_count(3);
+        choice.on_node_found();
+        let moves = compare(&mut choice, 2_000, &[40, 45, 1]);
+        assert_eq!(moves, Some(NodeAction::Switch(2)));
+    }
+
+    #[test]
+    fn a_node_whose_network_was_left_is_left_for_the_one_before_and_not_used_again() {
+        let mut choice = NodeChoice::new(3);
+        assert_eq!(
+            compare(&mut choice, 0, &[80, 80, 1]),
+            Some(NodeAction::Switch(2))
+        );
+        choice.on_time(at(200), &answering(2));
+        choice.on_node_gone(2);
+        assert_eq!(choice.poll_action(), Some(NodeAction::Switch(0)));
+        assert_eq!(choice.round_trips()[2], None);
+        // It does not answer, and another does: nothing leads back.
+        let mut used = BTreeSet::new();
+        for now in (300..9_000).step_by(100) {
+            choice.on_time(at(now), &silent(200));
+            choice.on_answer(at(now + 1), 1, ms(1), &silent(200));
+            used.insert(choice.current());
+        }
+        assert_eq!(used, [0, 1].into());
+        // While the session is on its way to it.
+        let mut moving = NodeChoice::new(2);
+        assert_eq!(
+            compare(&mut moving, 0, &[80, 1]),
+            Some(NodeAction::Switch(1))
+        );
+        moving.on_node_gone(1);
+        assert_eq!(moving.poll_action(), Some(NodeAction::Switch(0)));
+        moving.on_time(at(60_000), &answering(0));
+        assert_eq!(moving.current(), 0);
+        // And from it.
+        let mut left = NodeChoice::new(2);
+        left.switch(at(0), 1, ms(100));
+        left.on_node_gone(0);
+        left.on_time(at(1_000), &silent(0));
+        assert_eq!(left.current(), 1);
     }
 
     #[test]
@@ -804,6 +1138,34 @@ mod tests {
             choice.on_answer(at(second * 1_000 + 5), 1, ms(5), &waiting);
             assert_eq!(choice.current(), usize::from(second >= 10), "{second} s");
         }
+    }
+
+    #[test]
+    fn a_request_long_after_others_waits_for_a_first_byte_as_they_did() {
+        let mut choice = NodeChoice::new(2);
+        let waiting = NodeView {
+            has_flows: true,
+            is_unanswered: true,
+            ..answering(0)
+        };
+        for now in [0, 3_600_000] {
+            choice.on_leave_asked(at(now), None, &waiting);
+            assert_eq!(choice.poll_action(), None, "at {now} ms");
+        }
+    }
+
+    #[test]
+    fn a_node_that_asked_to_be_left_long_ago_is_given_time_for_a_first_byte_as_any() {
+        let mut choice = NodeChoice::new(2);
+        choice.on_leave_asked(at(0), None, &answering(0));
+        while choice.poll_action().is_some() {}
+        let busy = |since| NodeView {
+            is_unanswered: true,
+            handshake_took: ms(1_500),
+            ..silent(since)
+        };
+        assert_eq!(choice.next_timeout(&busy(30_000)), Some(at(30_250)));
+        assert_eq!(choice.next_timeout(&busy(90_000)), Some(at(91_500)));
     }
 
     #[test]

@@ -87,7 +87,7 @@ impl StreamStatus {
 pub(crate) struct LinkStream {
     /// The socket of the link that is the stream.
     pub(crate) socket: Option<LinkId>,
-    /// When it was opened.
+    /// When the stream was opened.
     opened_at: Time,
     /// Whether something was heard in it.
     answered: bool,
@@ -99,7 +99,7 @@ pub(crate) struct LinkStream {
     /// When UDP is tried again, and how long to wait after that.
     trial_at: Time,
     trial_pause: Span,
-    /// Until when UDP is tried beside the stream.
+    /// The time until which UDP is tried beside the stream.
     pub(crate) trial_until: Option<Time>,
 }
 

@@ -4,8 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use d2tp_session::{Addresses, PathId};
+use rand::{Rng as _, SeedableRng as _};
+use rand_pcg::Pcg32;
 
 use super::*;
+use crate::grants::{LinkSpend, PaidLinks};
+use crate::stream::StreamFailure;
 
 /// A test bench: a session with scripted paths, and a driver that carries out the actions.
 #[derive(Default)]
@@ -394,6 +398,7 @@ fn acks_and_lending_keep_a_paid_link_only_beside_a_free_one_that_they_help() {
         let mut bench = Bench::with(DeviceLinkSettings {
             acks_pay,
             lend_rate,
+            ..DeviceLinkSettings::default()
         });
         bench.set("cell", LinkUse::Paid, |_| {});
         assert_eq!(bench.sockets("cell"), []);
@@ -860,46 +865,40 @@ fn a_new_session_has_its_paths_over_the_sockets_there_are() {
     );
 }
 
-/// Numbers that look random and are equal on every machine.
-struct Draw(u64);
-
-impl Draw {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % n
-    }
-}
-
 #[test]
 fn whatever_happens_no_socket_is_lost_and_none_is_open_on_a_link_that_is_not_wanted() {
     for seed in 0..300 {
-        let mut draw = Draw(seed);
+        let mut draw = Pcg32::seed_from_u64(seed);
         let mut bench = Bench::with(DeviceLinkSettings {
-            acks_pay: draw.below(4) == 0,
-            lend_rate: (draw.below(4) == 0).then_some(1_000),
+            acks_pay: draw.random_range(0..4) == 0,
+            lend_rate: (draw.random_range(0..4) == 0).then_some(1_000),
+            ..DeviceLinkSettings::default()
         });
-        bench.slow_attach = draw.below(2) == 0;
+        bench.slow_attach = draw.random_range(0..2) == 0;
         let names = ["wlan0", "cell", "eth0"];
         for name in names {
-            bench.families.insert(name.into(), draw.below(3) as usize);
+            bench.families.insert(name.into(), draw.random_range(0..3));
         }
         for _ in 0..200 {
-            let name = names[draw.below(3) as usize];
-            match draw.below(17) {
+            let name = names[draw.random_range(0..3)];
+            match draw.random_range(0..17) {
                 0..3 => {
                     let usage =
-                        [LinkUse::Off, LinkUse::Free, LinkUse::Paid][draw.below(3) as usize];
-                    let (carrier, up, index) =
-                        (draw.below(3) > 0, draw.below(6) > 0, draw.below(2));
+                        [LinkUse::Off, LinkUse::Free, LinkUse::Paid][draw.random_range(0..3)];
+                    let (carrier, up, index) = (
+                        draw.random_range(0..3) > 0,
+                        draw.random_range(0..6) > 0,
+                        draw.random_range(0..2),
+                    );
                     bench.set(name, usage, |f| {
                         (f.carrier, f.up, f.index) = (carrier, up, index as u32);
                     });
                 }
                 3 => bench.take_away(name),
-                4 => bench.allow((draw.below(2) == 0).then_some(50_000), PaidLinks::All),
+                4 => bench.allow(
+                    (draw.random_range(0..2) == 0).then_some(50_000),
+                    PaidLinks::All,
+                ),
                 5 => bench.links.forbid_paid(bench.now, &bench.session, FLOW),
                 6 => bench.links.freeze(bench.now, name),
                 7 => bench.links.unfreeze(bench.now, &bench.session, name),
@@ -907,8 +906,8 @@ fn whatever_happens_no_socket_is_lost_and_none_is_open_on_a_link_that_is_not_wan
                 9 => bench.session.paths.clear(),
                 10 => bench.links.on_session_began(bench.now),
                 11 | 12 => {
-                    let state = [PathState::Active, PathState::Silent][draw.below(2) as usize];
-                    let at = draw.below(1 + bench.session.paths.len() as u64) as usize;
+                    let state = [PathState::Active, PathState::Silent][draw.random_range(0..2)];
+                    let at = draw.random_range(0..=bench.session.paths.len());
                     if let Some(path) = bench.session.paths.values_mut().nth(at) {
                         path.state = state;
                     }
@@ -921,7 +920,8 @@ fn whatever_happens_no_socket_is_lost_and_none_is_open_on_a_link_that_is_not_wan
                     crate::NODE_ANSWER_MAX,
                 ),
                 14 if !bench.streams.is_empty() => {
-                    let failure = (draw.below(2) == 0).then_some(StreamFailure::Unreachable);
+                    let failure =
+                        (draw.random_range(0..2) == 0).then_some(StreamFailure::Unreachable);
                     bench.answer_stream(failure);
                 }
                 14 => {
@@ -932,7 +932,7 @@ fn whatever_happens_no_socket_is_lost_and_none_is_open_on_a_link_that_is_not_wan
                             .on_stream_closed(bench.now, &bench.session, stream);
                     }
                 }
-                _ => bench.pass(ms(draw.below(3_000))),
+                _ => bench.pass(ms(draw.random_range(0..3_000))),
             }
             bench.carry_out();
         }
@@ -972,6 +972,25 @@ fn without_udp() -> Bench {
     let mut bench = Bench::default();
     bench.set("wlan0", LinkUse::Free, |_| {});
     bench
+}
+
+// R-LONG-2
+#[test]
+fn no_link_to_a_server_that_is_minutes_away_is_given_up_before_its_answer_can_come() {
+    let round_trip = Span::from_secs(2_400);
+    let mut bench = Bench::with(DeviceLinkSettings {
+        round_trip,
+        ..DeviceLinkSettings::default()
+    });
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    let sockets = bench.sockets("wlan0");
+    bench.pass(round_trip);
+    assert!(bench.streams.is_empty(), "no stream is tried");
+    assert_eq!(bench.sockets("wlan0"), sockets);
+    assert!(!bench.links.answers("wlan0").unwrap().is_silent());
+    bench.pass(Span::from_secs(2));
+    assert_eq!(bench.streams.len(), 1);
+    assert!(bench.links.answers("wlan0").unwrap().is_silent());
 }
 
 #[test]

@@ -6,7 +6,7 @@ use d2tp_time::{Span, Time};
 use crate::facts::{AttachedSocket, LinkFacts, LinkUse};
 use crate::health::{LinkAnswers, LinkHealth};
 use crate::meter::LinkMeter;
-use crate::stream::LinkStream;
+use crate::stream::{LinkStream, STREAM_AFTER};
 
 /// How long a link stays without a path before its socket is replaced, the first time.
 pub(crate) const HEAL_AFTER: Span = Span::from_secs(1);
@@ -14,7 +14,7 @@ pub(crate) const HEAL_AFTER: Span = Span::from_secs(1);
 pub(crate) const HEAL_DOUBLINGS_MAX: u32 = 5;
 /// How long a link's first address family may take to answer before the other is tried in parallel (RFC
 /// 8305 §5).
-pub(crate) const RACE_AFTER: Span = Span::from_millis(250);
+const RACE_AFTER: Span = Span::from_millis(250);
 /// How long another node of the server may take to answer a handshake before the device stays with the
 /// node that it has: at least, as [`crate::NodeChoice::handshake_patience`] grows with the round trip.
 pub const NODE_ANSWER_MAX: Span = Span::from_secs(2); // a guess: a SYN and two copies of it, as in `client_handshake.rs`
@@ -52,14 +52,21 @@ pub(crate) struct TrackedLink {
     pub(crate) stream: LinkStream,
     /// The sockets to the node before, while another node is asked over the link.
     pub(crate) former_node: Vec<LinkId>,
-    /// How long that node may take to answer.
+    /// How long the node of the attempt may take to answer.
     pub(crate) node_patience: Span,
     /// Whether the next sockets of the link are to another node.
     pub(crate) changes_node: bool,
+    /// How long the server takes to answer, where that is known to be long.
+    round_trip: Span,
 }
 
 impl TrackedLink {
-    pub(crate) fn new(now: Time, facts: LinkFacts, usage: LinkUse) -> TrackedLink {
+    pub(crate) fn new(
+        now: Time,
+        facts: LinkFacts,
+        usage: LinkUse,
+        round_trip: Span,
+    ) -> TrackedLink {
         TrackedLink {
             facts,
             usage,
@@ -81,6 +88,7 @@ impl TrackedLink {
             former_node: Vec::new(),
             node_patience: NODE_ANSWER_MAX,
             changes_node: false,
+            round_trip,
         }
     }
 
@@ -124,16 +132,46 @@ impl TrackedLink {
 
     /// How long the link stays without a path before its socket is replaced.
     pub(crate) fn heal_delay(&self) -> Span {
-        HEAL_AFTER.times(1 << self.tries.min(HEAL_DOUBLINGS_MAX))
+        HEAL_AFTER.times(1 << self.tries.min(HEAL_DOUBLINGS_MAX)) + self.round_trip
+    }
+
+    /// How much longer than on most links an answer may take.
+    pub(crate) fn answer_slack(&self) -> Span {
+        self.facts.answer_slack() + self.round_trip
+    }
+
+    /// How long the first address family may take to answer before the other is tried.
+    pub(crate) fn race_delay(&self) -> Span {
+        RACE_AFTER + self.round_trip
+    }
+
+    /// How long UDP must be unanswered before a stream is opened too.
+    pub(crate) fn stream_delay(&self) -> Span {
+        STREAM_AFTER + self.round_trip
     }
 
     /// When the link is due to get another socket or address family, if nothing changes.
     pub(crate) fn next_try(&self) -> Option<Time> {
         let waits = self.pathless && self.attaching.is_none();
         let heal = waits.then(|| self.last_heal_at + self.heal_delay());
-        let race = (!self.other_family.is_empty()).then(|| self.opened_at + RACE_AFTER);
+        let race = (!self.other_family.is_empty()).then(|| self.opened_at + self.race_delay());
         let change = (!self.former_node.is_empty()).then(|| self.opened_at + self.node_patience);
         heal.into_iter().chain(race).chain(change).min()
+    }
+
+    /// When a stream is to be opened over the link, or given up, as things are.
+    pub(crate) fn stream_at(&self) -> Option<Time> {
+        if self.sockets.is_empty() || self.attaching.is_some() || self.facts.serial_rate.is_some() {
+            return None;
+        }
+        if let Some(until) = self.stream.trial_until {
+            return Some(until);
+        }
+        let since = self.answers.unanswered_since()?;
+        match self.stream.socket {
+            Some(_) => Some(self.stream.replaced_at(since)),
+            None => Some(self.stream.may_open_at()?.max(since + self.stream_delay())),
+        }
     }
 
     /// Whether `facts` describe the current attachment, even if its carrier was lost or is back.

@@ -1,6 +1,7 @@
 //! The meaning of HTTP fields, shared by all code that answers requests, and of addresses that requests lead to.
 
 pub mod byte_ranges;
+pub mod http2;
 pub mod local_address;
 pub mod supply_report;
 

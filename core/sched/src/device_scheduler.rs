@@ -48,7 +48,7 @@ use direction_scheduler::DirectionScheduler;
 pub use duplex_client::{DuplexClient, DuplexReport};
 use energy_saver::EnergySaver;
 pub use flow_spending::{FlowSpending, SpendingChange};
-pub use link_surroundings::{LinkSurroundings, RadioStatus, WakingClients};
+pub use link_surroundings::{KnownLink, LinkSurroundings, WakingClients};
 
 /// The algorithm that decides when metered links are used, as users choose it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -267,19 +267,19 @@ impl DeviceScheduler {
     }
 
     /// The links, with their rates towards this device.
-    pub fn radios(&self) -> Vec<RadioStatus> {
-        self.directions[TransferDirection::Down as usize].radios()
+    pub fn known_links(&self) -> Vec<KnownLink> {
+        self.directions[TransferDirection::Down as usize].known_links()
     }
 
     /// Bytes per second that all free links which are up carry together, towards this device and
     /// from it. Links that were never used do not count.
     pub fn free_rates(&self) -> [f64; 2] {
         [0, 1].map(|direction| {
-            let radios = self.directions[direction].radios();
-            let free = radios
+            let links = self.directions[direction].known_links();
+            let free = links
                 .iter()
-                .filter(|radio| radio.class == LinkClass::Free && radio.carries);
-            free.filter_map(|radio| radio.rate).sum()
+                .filter(|link| link.class == LinkClass::Free && link.carries);
+            free.filter_map(|link| link.rate).sum()
         })
     }
 

@@ -7,12 +7,13 @@ use std::time::Duration;
 /// When flows save energy, as users choose it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum EnergySaving {
-    /// On battery, while there is time until the deadline. A flow without a deadline is as fast as it can be.
+    /// Energy is saved on battery, while there is time until the deadline. A flow without a
+    /// deadline is as fast as it can be.
     #[default]
     Auto,
-    /// On every supply, with and without a deadline.
+    /// Energy is always saved, on battery and on external power, with and without a deadline.
     Always,
-    /// Not at all.
+    /// Energy is never saved.
     Never,
 }
 
@@ -69,7 +70,7 @@ pub enum PowerSource {
     External,
     /// A battery that is being discharged.
     Battery {
-        /// What is left in it, if the platform says so.
+        /// The battery's remaining charge in percent, if the platform reports it.
         percent: Option<u8>,
     },
 }

@@ -103,25 +103,25 @@ impl LocationCell {
 
 /// Where the device is.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Location {
+pub struct DeviceLocation {
     /// The cell of the grid, or the named place.
     pub place: LocationCell,
     /// The point, in metres east and north of any origin, if known.
     pub point: Option<(f64, f64)>,
 }
 
-impl Location {
+impl DeviceLocation {
     /// A named place without a point.
-    pub fn named(name: &str) -> Location {
-        Location {
+    pub fn named(name: &str) -> DeviceLocation {
+        DeviceLocation {
             place: LocationCell::named(name),
             point: None,
         }
     }
 
     /// A point, with its grid cell.
-    pub fn at(east_m: f64, north_m: f64) -> Location {
-        Location {
+    pub fn at(east_m: f64, north_m: f64) -> DeviceLocation {
+        DeviceLocation {
             place: LocationCell::at(east_m, north_m),
             point: Some((east_m, north_m)),
         }
@@ -150,7 +150,7 @@ pub(crate) struct LocationHistory {
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct OngoingOutage {
     since: Time,
-    spot: Location,
+    spot: DeviceLocation,
     metres: f64,
     /// The speed at the start of the outage in metres per second.
     speed: Option<f64>,
@@ -226,7 +226,7 @@ impl LinkForecast {
 
     /// Records the device's location and whether the link carries there: at each change of either, and
     /// every few seconds while moving.
-    pub fn observe(&mut self, now: Time, spot: &Location, carries: bool) {
+    pub fn observe(&mut self, now: Time, spot: &DeviceLocation, carries: bool) {
         self.walk(now, spot);
         match (self.open, carries) {
             (None, false) if self.carries => {
@@ -285,7 +285,7 @@ impl LinkForecast {
     }
 
     /// Lengths of outages that began near here, in seconds, with weights.
-    fn lengths_here(&self, spot: &Location, speed: Option<f64>) -> Vec<(f64, f64)> {
+    fn lengths_here(&self, spot: &DeviceLocation, speed: Option<f64>) -> Vec<(f64, f64)> {
         let cells = spot
             .place
             .around()
@@ -314,7 +314,7 @@ impl LinkForecast {
         weighed
     }
 
-    fn learn(&mut self, now: Time, open: OngoingOutage, spot: &Location) {
+    fn learn(&mut self, now: Time, open: OngoingOutage, spot: &DeviceLocation) {
         let known = open.spot.point.is_some() && spot.point.is_some();
         let hole = LinkOutage {
             seconds: now.since(open.since).as_secs_f64() as f32,
@@ -340,7 +340,7 @@ impl LinkForecast {
         cell.holes.push_back(hole);
     }
 
-    fn walk(&mut self, now: Time, spot: &Location) {
+    fn walk(&mut self, now: Time, spot: &DeviceLocation) {
         let Some(point) = spot.point else {
             self.point = None;
             self.trail.clear();
@@ -395,7 +395,7 @@ mod tests {
         let mut was = true;
         while metres < 1_000.0 {
             let carries = !holes.iter().any(|(a, b)| (*a..*b).contains(&metres));
-            forecast.observe(now, &Location::at(metres, 50.0), carries);
+            forecast.observe(now, &DeviceLocation::at(metres, 50.0), carries);
             if was && !carries {
                 let median = forecast
                     .ongoing_outage(now)
@@ -406,7 +406,7 @@ mod tests {
             now += Span::from_secs(1);
             metres += speed;
         }
-        forecast.observe(now, &Location::named("home"), true);
+        forecast.observe(now, &DeviceLocation::named("home"), true);
         (now, predicted)
     }
 
@@ -439,12 +439,12 @@ mod tests {
         let mut now = Time::ZERO;
         let second = Span::from_secs(1);
         let mut lose = |forecast: &mut LinkForecast, name: &str, millis: u64| {
-            forecast.observe(now, &Location::named(name), true);
+            forecast.observe(now, &DeviceLocation::named(name), true);
             now += second;
-            forecast.observe(now, &Location::named(name), false);
+            forecast.observe(now, &DeviceLocation::named(name), false);
             let bridged = forecast.is_worth_bridging(now, Span::from_millis(600));
             now += Span::from_millis(millis);
-            forecast.observe(now, &Location::named(name), true);
+            forecast.observe(now, &DeviceLocation::named(name), true);
             now += second;
             bridged
         };
@@ -458,7 +458,7 @@ mod tests {
     fn once_a_hole_lasts_longer_than_all_before_it_nothing_is_predicted() {
         let mut forecast = LinkForecast::new();
         let at = |seconds| Time::ZERO + Span::from_secs(seconds);
-        let spot = Location::named("stairs");
+        let spot = DeviceLocation::named("stairs");
         for (seconds, carries) in [(0, true), (10, false), (14, true), (100, false)] {
             forecast.observe(at(seconds), &spot, carries);
         }
@@ -477,7 +477,7 @@ mod tests {
             for _ in 0..=(n % 2) * 2 * HOLES_MAX {
                 for carries in [true, false, true] {
                     now += Span::from_secs(1);
-                    forecast.observe(now, &Location::named(&n.to_string()), carries);
+                    forecast.observe(now, &DeviceLocation::named(&n.to_string()), carries);
                 }
             }
         }

@@ -176,7 +176,7 @@ impl ForecastReader<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::forecast::Location;
+    use crate::forecast::DeviceLocation;
     use d2tp_time::{Span, Time};
 
     /// A forecast of two weeks on a way to work with five outages.
@@ -190,10 +190,10 @@ mod tests {
             for second in 0..1_000u32 {
                 let metres = f64::from(second) * (5.0 + f64::from(day) / 10.0);
                 let carries = second % 200 < 170;
-                forecast.observe(now, &Location::at(-1_000.0 + metres, 33.0), carries);
+                forecast.observe(now, &DeviceLocation::at(-1_000.0 + metres, 33.0), carries);
                 now += Span::from_secs(1);
             }
-            forecast.observe(now, &Location::named("work"), true);
+            forecast.observe(now, &DeviceLocation::named("work"), true);
         }
         forecast
     }
@@ -209,8 +209,8 @@ mod tests {
         for metres in [0.0, 10.0] {
             let at = |seconds: u64| Time::ZERO + Span::from_secs(100_000 + seconds);
             let (here, there) = (
-                Location::at(-50.0 + metres, 33.0),
-                Location::at(-40.0 + metres, 33.0),
+                DeviceLocation::at(-50.0 + metres, 33.0),
+                DeviceLocation::at(-40.0 + metres, 33.0),
             );
             let mut medians = [&mut forecast, &mut back].map(|forecast| {
                 forecast.observe(at(0), &here, true);
@@ -252,7 +252,7 @@ mod tests {
         let mut forecast = LinkForecast::new();
         let mut now = Time::ZERO;
         for n in 0..2_000 * HOLES_MAX {
-            let spot = Location::at((n / HOLES_MAX) as f64 * GRID_M, 0.0);
+            let spot = DeviceLocation::at((n / HOLES_MAX) as f64 * GRID_M, 0.0);
             for carries in [true, false, true] {
                 forecast.observe(now, &spot, carries);
                 now += Span::from_secs(500);

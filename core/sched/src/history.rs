@@ -81,7 +81,7 @@ pub struct LinkHistory {
 pub struct NetworkRates {
     /// The mean rate in bytes per second.
     pub whole: f64,
-    /// The seconds of use that it covers, weighted towards the latest.
+    /// The seconds of use that the mean covers, weighted towards the latest.
     pub known_s: f64,
 }
 

@@ -41,13 +41,14 @@ pub use capacity_forecast::CapacityForecast;
 pub use completion_estimate::CompletionEstimate;
 pub use device_scheduler::{
     CarriedByLink, CarryingLink, ClientDecision, ClientId, ClientReport, DeviceScheduler,
-    DuplexClient, DuplexReport, FlowSpending, Grant, LinkSurroundings, REPORT_EVERY, RadioStatus,
+    DuplexClient, DuplexReport, FlowSpending, Grant, KnownLink, LinkSurroundings, REPORT_EVERY,
     SavedLinkHistory, SchedulerKind, SpendingChange, TransferDirection, UdpObstacle, WakingClients,
 };
 pub use energy_saving::{EnergySaving, PowerSource};
 pub use explanation::FlowExplanation;
 pub use forecast::{
-    DailyRates, DurationDistribution, ForecastHint, GRID_M, LinkForecast, Location, LocationCell,
+    DailyRates, DeviceLocation, DurationDistribution, ForecastHint, GRID_M, LinkForecast,
+    LocationCell,
 };
 pub use forecast_codec::ForecastDecodeError;
 pub use history::{LinkHistory, LinkObservation, NetworkRates, SavedHistory, UpPeriod};

@@ -81,7 +81,7 @@ impl ScheduledFlow {
 pub enum LinkShare {
     /// The link carries nothing.
     Nothing,
-    /// Every flow.
+    /// Every flow is assigned.
     All,
     /// The flows that pay.
     Paid,

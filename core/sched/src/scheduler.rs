@@ -421,7 +421,7 @@ impl LateFlows {
     }
 }
 
-/// The decision which flows pay.
+/// Which flows use metered links, and how soon an unused one must be probed.
 #[derive(Debug, Clone)]
 struct PayDecision {
     /// The flows in the order in which links carry them.
@@ -552,6 +552,7 @@ fn is_worth(odds: &DeadlineOdds, at_risk: f64, sizes: f64, balanced: bool) -> bo
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::forecast::LinkForecast;
     use crate::link_choice::{DeadlineFallback, FlowDemand};
     use crate::source_supply::SourceSupply;
     use std::time::Duration;
@@ -622,6 +623,65 @@ mod tests {
             often.extend([(40, [WIFI, CELL]), (20, [None, CELL])]);
         }
         assert_eq!(pays(&often, &[free_first(200_000_000, 400.0)]), 0);
+    }
+
+    /// Five mornings: Wi-Fi is left at 07:40 and is there again at 08:30.
+    fn five_commutes() -> LinkForecast {
+        let mut wifi = LinkForecast::new();
+        for day in 0..5 {
+            for (seconds, rate) in [
+                (0..27_600, 2e6),
+                (27_600..30_600, 0.0),
+                (30_600..86_400, 2e6),
+            ] {
+                wifi.daily_rates().note(day, seconds, rate);
+            }
+        }
+        wifi
+    }
+
+    #[test]
+    fn a_commute_is_foreseen_while_its_wifi_is_still_there() {
+        let wifi = five_commutes();
+        let (unknowing, now) = after(SchedulerMode::Forecast, &[(3_600, [WIFI, CELL])]);
+        let by_20_past_8 = [free_first(2_600_000_000, 2_700.0)];
+        let at = |day: u32, second: u32| {
+            let mut scheduler = unknowing.clone();
+            scheduler.set_hint(0, wifi.hint(now, day, second));
+            let promised = scheduler.estimates(now, &by_20_past_8)[0];
+            let pays = !scheduler.decide(now, &by_20_past_8).payers.is_empty();
+            (pays, promised.expected_metered_bytes)
+        };
+        // At 07:35 there are five minutes of Wi-Fi left, and the rest is paid for in time and promised to cost.
+        let (pays, metered) = at(5, 27_300);
+        assert!(pays && metered > 1_000_000_000, "{metered}");
+        // Later in the morning, and without a past, Wi-Fi will do.
+        let (pays, metered) = at(5, 36_000);
+        assert!(!pays && metered < 300_000_000, "{metered}");
+        assert!(unknowing.decide(now, &by_20_past_8).payers.is_empty());
+    }
+
+    #[test]
+    fn the_end_of_a_commute_is_foreseen_while_its_wifi_is_away() {
+        // No outage has ended since the device began.
+        let wifi = five_commutes();
+        let stays = [(600, [WIFI, CELL]), (2_700, [None, CELL])];
+        let (unknowing, now) = after(SchedulerMode::Forecast, &stays);
+        let within_25_min = [free_first(1_400_000_000, 1_500.0)];
+        let at = |second: u32| {
+            let mut scheduler = unknowing.clone();
+            scheduler.set_hint(0, wifi.hint(now, 5, second));
+            let promised = scheduler.estimates(now, &within_25_min)[0];
+            let pays = !scheduler.decide(now, &within_25_min).payers.is_empty();
+            (pays, promised.expected_metered_bytes)
+        };
+        // At 08:25 the Wi-Fi is five minutes away, and has time enough.
+        let (pays, metered) = at(30_300);
+        assert!(!pays && metered < 300_000_000, "{metered}");
+        // Half an hour earlier, and without a past, it is not expected in time.
+        let (pays, metered) = at(28_500);
+        assert!(pays && metered > 1_000_000_000, "{metered}");
+        assert!(!unknowing.decide(now, &within_25_min).payers.is_empty());
     }
 
     #[test]

@@ -110,14 +110,14 @@ impl SessionPath {
         if asking == ProbeFrequency::Often {
             // Probes are never faster than the path could answer.
             let least = recovery.rtt.probe_timeout(ack_delay_max);
-            let least = least.min(PROBE_INTERVAL_SLOW_MAX);
+            let least = least.min(PROBE_INTERVAL_SLOW_MAX.max(interval_max));
             return recovery.probe_after(silence.divided(ASK_SHARE).min(interval_max).max(least));
         }
         let least = recovery.rtt.smoothed().divided(ASK_PAUSE_OF_RTT);
         let least = least
             .max(ASK_PAUSE_WAITING_MIN)
             .times(1 << recovery.late_blackouts);
-        let least = least.min(PROBE_INTERVAL_SLOW_MAX);
+        let least = least.min(PROBE_INTERVAL_SLOW_MAX.max(interval_max));
         recovery.probe_after(
             silence
                 .divided(ASK_SHARE_WAITING)
@@ -250,6 +250,7 @@ impl Session {
             );
         });
         path.wants = own;
+        path.mtu.on_abandoned();
     }
 
     /// R-PATH-6: marks a path as silent and sends its data on another path, if there is one. Returns

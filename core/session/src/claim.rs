@@ -16,7 +16,7 @@ pub(crate) struct FlowClaim {
     pub(crate) flow: FlowId,
     /// The offset from which the server is to continue sending.
     pub(crate) received: u64,
-    /// How many bytes the server may send from that offset.
+    /// How many bytes the server may send from the claimed offset.
     pub(crate) credit: u64,
     /// Flags as in a RESUME frame.
     pub(crate) flags: u8,

@@ -3,7 +3,8 @@
 //! A SYN is sent at once and repeated until it is answered. Each candidate link has its own timer,
 //! so that a link without an answer delays no other. A SYN is first repeated unchanged, which costs
 //! neither end a public-key operation, then replaced by one with a new epoch and a new ephemeral
-//! key. The session and its old paths stay until the answer arrives.
+//! key. The session and its old paths stay until the answer arrives. Where an earlier path, or the settings, tell of longer
+//! round trips, the intervals are longer, too.
 //!
 //! ```text
 //!  wlan0  SYN ─ 0.6 s ─ SYN ──── 1.2 s ──── SYN ─ …          no answer
@@ -23,6 +24,7 @@ use crate::claim::{FlowClaim, SynClaims};
 use crate::config::{EndpointConfig, SPARE_PATHS};
 use crate::key_exchange_state::{HYBRID_SUITE, SHARE_DATAGRAM_MIN, SYN_TRAILER_BYTES, SynTrailer};
 use crate::link::{Addresses, LinkId};
+use crate::long_round_trip::LONG_RETRY_DOUBLINGS_MAX;
 use crate::serial_path::SerialPathId;
 use crate::session_state::CidChange;
 use crate::syn::EARLY_DATA_MARK;
@@ -60,6 +62,8 @@ pub(crate) struct ClientHandshake {
     /// SYNs that may still be answered, the newest last.
     pub(crate) open: VecDeque<PendingSyn>,
     pub(crate) failed: bool,
+    /// How long an answer is expected to take.
+    round_trip: Span,
 }
 
 /// A local and remote address over which the handshake is tried.
@@ -84,12 +88,19 @@ impl HandshakeCandidate {
         }
     }
 
-    /// How long to wait for an answer before the next SYN.
-    fn retry_after(&self) -> Span {
+    /// How long to wait for an answer before the next SYN. `round_trip`: how long it is expected to take.
+    fn retry_after(&self, round_trip: Span) -> Span {
+        // R-LONG-1
+        let doublings = self.tries.min(LONG_RETRY_DOUBLINGS_MAX);
+        self.retry_after_within(round_trip.scaled(5, 4).times(1 << doublings))
+    }
+
+    /// The interval between SYNs, which is not shorter than `answered_within`.
+    fn retry_after_within(&self, answered_within: Span) -> Span {
         // R-SERIAL-3
         let line = SerialPathId::of(&self.addresses.remote);
         let on_line = line.map_or(Span::ZERO, SerialPathId::handshake_time);
-        on_line + self.retry_after_on_any()
+        (on_line + self.retry_after_on_any()).max(answered_within)
     }
 
     /// The interval between SYNs on a link whose rate does not matter.
@@ -116,6 +127,8 @@ pub(crate) struct PendingSyn {
     /// The session secret that the SYN named.
     pub(crate) secret: Option<Box<SessionSecret>>,
     pub(crate) sent_at: Time,
+    /// When its last copy was sent.
+    copied_at: Time,
     /// Whether the SYN claimed flows. Claims are valid only while nothing else changes those flows.
     claimed: bool,
     datagram: Box<[u8]>,
@@ -138,15 +151,28 @@ impl PendingSyn {
     pub(crate) fn sent_once_at(&self) -> Option<Time> {
         (self.copies == 0).then_some(self.sent_at)
     }
+
+    /// The shortest round trip that an answer at this time allows for: to the last copy.
+    pub(crate) fn round_trip_min(&self, now: Time) -> Span {
+        now.since(self.copied_at)
+    }
 }
 
 impl ClientHandshake {
-    pub(crate) fn new(now: Time, addresses: Addresses, gated: bool, rng: &mut Rng) -> Self {
+    /// Begins a handshake over one link; `round_trip`: how long an answer is expected to take.
+    pub(crate) fn new(
+        now: Time,
+        addresses: Addresses,
+        gated: bool,
+        round_trip: Span,
+        rng: &mut Rng,
+    ) -> Self {
         ClientHandshake {
             candidates: vec![HandshakeCandidate::new(now, addresses, gated)],
             cids: (0..=SPARE_PATHS).map(|_| Cid(rng.array())).collect(),
             open: VecDeque::new(),
             failed: false,
+            round_trip,
         }
     }
 
@@ -250,7 +276,7 @@ impl ClientHandshake {
         }
         let due = |c: &&mut HandshakeCandidate| c.next_at <= now;
         let candidate = self.candidates.iter_mut().find(due)?;
-        candidate.next_at = now + candidate.retry_after();
+        candidate.next_at = now + candidate.retry_after(self.round_trip);
         candidate.tries += 1;
         let (addresses, gated, cookie) = (candidate.addresses, candidate.gated, candidate.cookie);
         let line = SerialPathId::of(&addresses.remote);
@@ -308,6 +334,7 @@ impl ClientHandshake {
         let before = before.find(|o| o.addresses == addresses && o.copies < COPIES_MAX);
         if let Some(open) = before.filter(|o| *o.says == payload[says.clone()]) {
             open.copies += 1;
+            open.copied_at = now;
             let buf = &mut buf[..open.datagram.len()];
             buf.copy_from_slice(&open.datagram);
             // The server may have sent a COOKIE since the SYN was first sent.
@@ -377,6 +404,7 @@ impl ClientHandshake {
             offers_hybrid: hybrid.is_some(),
             secret: hybrid.and_then(|(_, secret)| secret.cloned().map(Box::new)),
             sent_at: now,
+            copied_at: now,
             claimed,
             datagram: (&*buf).into(),
             says: payload[says].into(),

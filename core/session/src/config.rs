@@ -70,6 +70,9 @@ pub struct EndpointConfig {
     pub mtu_max: u16,
     /// Congestion control of new paths.
     pub congestion: CongestionKind,
+    /// The rate at which this host sends on new paths, in bytes a second of whole IP packets, where it is known
+    /// beforehand: instead of congestion control. `None`: it is searched for. [`EndpointConfig::expect_rates`] sets it.
+    pub known_rate: Option<u64>,
     /// Whether this host, as a receiver, limits the bytes that its peer has in flight while
     /// queueing increases a path's round trip, and how large an increase it allows (R-DRWA-1).
     /// Lower: shorter queues, and less use of a rate that has just risen. `None`: the peer's
@@ -95,7 +98,8 @@ pub struct EndpointConfig {
     pub ack_delay_max: Span,
     /// The round trip that is assumed before the first sample. RFC 9002 says 333 ms; devices move
     /// between links whose round trip is 15–100 ms, and a lost handshake packet costs three times
-    /// this value.
+    /// this value. Where round trips are known to be longer, [`EndpointConfig::expect_round_trip`] sets it and the waiting
+    /// times that depend on it.
     pub rtt_initial: Span,
     /// The longest interval between probes of a silent path.
     pub probe_interval_max: Span,
@@ -167,6 +171,7 @@ impl Default for EndpointConfig {
             flows_max: 1_024,
             mtu_max: 1472,
             congestion: CongestionKind::default(),
+            known_rate: None,
             drwa: None,
             thin_acks: true,
             ack_offload: AckOffload::default(),

@@ -3,22 +3,25 @@
 
 use bytes::Bytes;
 use d2tp_time::Time;
+use d2tp_wire::PathStatus;
 
 use crate::datagram_queue::{
     CONTEXTS, CONTEXTS_OF_COPIES, DatagramPath, DatagramStats, HEAD_MAX, NUMBERS, QueuedDatagram,
     ROOM_SURE, room,
 };
 use crate::event::SessionEvent;
+use crate::path::{PathState, SessionPath};
 use crate::path_selection::PathSelection;
 use crate::session::Session;
+use crate::slow_path::{FAR_FASTER, WAS_FAR_FASTER};
 
 /// Spreads the first numbers of successive epochs. // odd, about NUMBERS times the golden ratio
 const NUMBER_STEP: u32 = 0x13c6_ef37;
 
 impl Session {
     /// Sends an unreliable datagram; drops it if it could not leave by `expires`. It leaves on any
-    /// path that is available and not gated. Without such a path it waits, and newer ones may
-    /// displace it.
+    /// path that is available, not gated, and not far slower than another one. Without such a path it
+    /// waits, and newer ones may displace it.
     pub fn send_datagram(&mut self, context: u64, bytes: Bytes, expires: Time) {
         self.send_datagram_on(PathSelection::Any, context, bytes, expires);
     }
@@ -69,8 +72,14 @@ impl Session {
         if self.datagrams.is_empty() || !path.takes_payload() || path.gated {
             return None;
         }
+        let is_slow = path.is_slow();
+        if is_slow && path.has_datagram_queue() {
+            return None;
+        }
+        let mut carriers = self.paths.iter().filter(|p| p.takes_datagrams());
         let mut taker = DatagramPath {
             path: path.id,
+            is_far_slower: is_slow && carriers.any(|other| other.is_faster_than(path, FAR_FASTER)),
             steadiest: None,
             all: Vec::new(),
         };
@@ -111,6 +120,21 @@ impl Session {
     /// Whether a path could take datagrams now: one that is available, not silent, and needs no grants.
     pub fn carries_datagrams(&self) -> bool {
         self.paths.iter().any(|p| p.takes_payload() && !p.gated)
+    }
+
+    /// Whether all paths that could take datagrams now are slow, and one that fell silent is far faster than each of them. If it
+    /// `was` so, all being slow is enough: the silent one may have been closed.
+    pub fn carries_datagrams_slowly(&self, was: bool) -> bool {
+        let carriers = || self.paths.iter().filter(|p| p.takes_payload() && !p.gated);
+        if !self.carries_datagrams() || !carriers().all(SessionPath::is_slow) {
+            return false;
+        }
+        let is_silent = |p: &&SessionPath| match p.status {
+            PathStatus::Available => p.state == PathState::Silent,
+            status => status == PathStatus::Frozen,
+        };
+        let mut silent = self.paths.iter().filter(|p| !p.gated).filter(is_silent);
+        was || silent.any(|silent| carriers().all(|p| silent.is_faster_than(p, WAS_FAR_FASTER)))
     }
 
     /// Whether paths could take payload, and all of them need grants for it.

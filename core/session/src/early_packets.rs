@@ -22,7 +22,6 @@ use d2tp_wire::{
 
 use crate::claim::{FlowClaim, SynClaims};
 use crate::config::EndpointConfig;
-use crate::congestion::controller;
 use crate::flow::want;
 use crate::path::SPEAK_MIN;
 use crate::recovery::Recovery;
@@ -92,7 +91,7 @@ impl EarlyPackets {
             pieces: Vec::new(),
             room,
             session_credit,
-            recovery: Recovery::new(config.rtt_initial, controller(config.congestion, datagram)),
+            recovery: Recovery::new(config.rtt_initial, config.new_controller(datagram)),
             queued: false,
         }
     }

@@ -93,8 +93,11 @@ pub(crate) struct SessionFlow {
     pub(crate) opened_by_syn: bool,
     /// Whether the peer opened the flow again, and may not know how much of it arrived.
     pub(crate) reopened: bool,
-    /// Whether a server received only a GRANT of the flow so far.
-    pub(crate) only_granted: bool,
+    /// Whether a server received neither OPEN nor DATA of the flow so far, only frames that overtook them.
+    pub(crate) is_opened_early: bool,
+    /// Whether the flow was opened while the session moves to another node: it is opened there, since the node before may
+    /// not be able to pass it on.
+    pub(crate) waits_for_node: bool,
     /// The paths that the application selected for the flow.
     pub(crate) path_selection: PathSelection,
     /// What the application holds for the flow ([`crate::EndpointConfig::flow_memory`]), charged to the peer.
@@ -152,7 +155,8 @@ impl SessionFlow {
             restored: false,
             opened_by_syn: false,
             reopened: false,
-            only_granted: false,
+            is_opened_early: false,
+            waits_for_node: false,
             path_selection: PathSelection::Any,
             application: MemoryCharge::default(),
         }
@@ -191,7 +195,10 @@ impl SessionFlow {
     }
 
     fn may_send(&self, session_room: u64) -> bool {
-        !self.unclaimed && !self.pause_in.1 && self.send.has_data(session_room)
+        !self.unclaimed
+            && !self.waits_for_node
+            && !self.pause_in.1
+            && self.send.has_data(session_room)
     }
 }
 
@@ -390,7 +397,8 @@ impl FlowTable {
             self.first_priority = self.first_priority.min(flow.options.priority);
             self.ready.push_back(id);
         }
-        if !flow.dirty && (flow.wants != 0 || flow.grants_in.wants() || flow.grants_out.wants()) {
+        let wants = flow.wants != 0 || flow.grants_in.wants() || flow.grants_out.wants();
+        if !flow.dirty && wants && !flow.waits_for_node {
             flow.dirty = true;
             self.dirty.push_back(id);
         }
@@ -402,6 +410,14 @@ impl FlowTable {
             flow.wants |= what;
             self.touch(id);
         }
+    }
+
+    /// Lets flows be opened that waited for another node.
+    pub(crate) fn release_waiting(&mut self) {
+        for flow in self.iter_mut() {
+            flow.waits_for_node = false;
+        }
+        self.touch_all();
     }
 
     pub(crate) fn touch_all(&mut self) {

@@ -73,6 +73,7 @@ impl Session {
         };
         let mut flow = self.new_flow(id, options);
         flow.wants = want::OPEN;
+        flow.waits_for_node = self.moves_to_node;
         self.flows.insert(flow);
         if let Some(trace) = &mut self.trace {
             trace.note(TraceRecord::FlowOpened(id));
@@ -257,8 +258,8 @@ impl Session {
             .max(least)
     }
 
-    /// Informs writers that wait for memory when some is free.
-    pub(crate) fn offer_memory(&mut self) {
+    /// Informs writers that wait when there is room, for any other reason than an ACK: memory, or bytes that left.
+    pub(crate) fn offer_room(&mut self) {
         let limit = self.config.send_buffer;
         let mut writable = Vec::new();
         for flow in self.flows.iter_mut().filter(|f| f.wants_writable) {

@@ -96,6 +96,10 @@ impl ReceivedGrants {
         }
     }
 
+    /// The number of paths for which there is a grant.
+    pub(crate) fn len(&self) -> usize {
+        self.list.len()
+    }
     pub(crate) fn wants(&self) -> bool {
         self.list.iter().any(|g| g.must_send)
     }

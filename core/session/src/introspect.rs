@@ -11,6 +11,7 @@ use crate::config::{
 use crate::event::FlowArrival;
 use crate::flow::SessionFlow;
 use crate::path::PathState;
+use crate::path_control::ISSUED_MAX;
 use crate::session::Session;
 use crate::session_state::SessionState;
 
@@ -46,11 +47,17 @@ pub struct SessionUsage {
     pub gone: usize,
     /// Connection ids issued.
     pub issued: usize,
+    /// Connection ids of the peer for paths that were not opened.
+    pub spare: usize,
+    /// The most grants received for one flow.
+    pub grants: usize,
+    /// Ranges of path ids that were used.
+    pub used_path_ranges: usize,
     /// The most bytes that one flow holds for sending or until they are acknowledged.
     pub send_buffered: u64,
     /// Bytes received and not read, of all flows.
     pub unread: u64,
-    /// Open flows.
+    /// The number of open flows.
     pub flows: usize,
 }
 
@@ -125,10 +132,11 @@ impl Session {
             datagrams: self.datagrams.len(),
             gone: self.gone.len(),
             issued: self.issued.len(),
+            spare: self.spare.len(),
+            grants: flows().map(|f| f.grants_in.len()).max().unwrap_or(0),
+            used_path_ranges: self.used_paths.len(),
             send_buffered: flows().map(|f| f.send.buffered()).max().unwrap_or(0),
-            unread: flows()
-                .map(|f| f.recv.reached() - f.recv.read_to().min(f.recv.reached()))
-                .sum(),
+            unread: flows().map(|f| f.recv.unread()).sum(),
             flows: self.flows.len(),
         }
     }
@@ -139,9 +147,10 @@ impl Session {
     /// gap). It is checked with `chunk_max`, the largest chunk that a caller may have added.
     pub fn violated_limit(&self, chunk_max: u64) -> Option<String> {
         let h = self.usage();
-        let issued_max = PATHS_MAX + 2 * (16 + SPARE_PATHS as usize + 1);
+        let waiting = (ISSUED_MAX + 2 * SPARE_PATHS) as usize + 1;
+        let issued_max = PATHS_MAX + 2 * waiting;
         let gaps_max = FLOW_GAPS_MAX.max((self.config.flow_window / 2048) as usize) + 1;
-        let bounds: [(&str, u64, u64); 9] = [
+        let bounds: [(&str, u64, u64); 12] = [
             ("paths", h.paths as u64, PATHS_MAX as u64),
             ("ACK ranges", h.ack_ranges as u64, ACK_RANGES_MAX as u64),
             ("gaps of a flow", h.flow_gaps as u64, gaps_max as u64),
@@ -149,6 +158,17 @@ impl Session {
             ("datagrams", h.datagrams as u64, DATAGRAMS_MAX as u64),
             ("paths gone", h.gone as u64, PATHS_MAX as u64),
             ("ids issued", h.issued as u64, issued_max as u64),
+            ("ids of the peer", h.spare as u64, waiting as u64),
+            (
+                "grants of a flow",
+                h.grants as u64,
+                (PATHS_MAX + waiting) as u64,
+            ),
+            (
+                "ranges of path ids",
+                h.used_path_ranges as u64,
+                waiting as u64,
+            ),
             (
                 "bytes to send",
                 h.send_buffered,

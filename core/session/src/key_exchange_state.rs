@@ -22,7 +22,7 @@ const REQUIRES: u8 = 2;
 pub enum HybridPolicy {
     /// Never: sessions are protected by X25519 alone.
     Off,
-    /// With every peer that can.
+    /// An exchange takes place with every peer that supports it.
     #[default]
     Offered,
     /// A device ends a session with a server that cannot, and nothing of flows is sent before such
@@ -61,7 +61,7 @@ impl SynTrailer {
 /// What a SYN+ACK says about keys of ML-KEM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum HybridAnswer {
-    /// There are none.
+    /// No exchange of ML-KEM keys takes place.
     #[default]
     Unused,
     /// The device sends an encapsulation key.

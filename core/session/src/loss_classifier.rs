@@ -139,7 +139,7 @@ impl LossClassifier {
         self.note(sent_at, rtt.saturating_sub(least));
     }
 
-    /// Forgets old measurements.
+    /// Forgets measurements that are too old to count.
     fn turn(&mut self, now: Time) {
         if now >= self.period_began + DEEPEST_KEPT {
             self.deepest = [Span::ZERO, self.deepest[0]];

@@ -44,6 +44,9 @@ struct PoolState {
     max: u64,
     used: AtomicU64,
     refusals: AtomicU64,
+    /// Held while a charge grows that must not grow beyond its limit: two threads that both look first and then charge
+    /// would exceed it together.
+    growing: Mutex<()>,
     accounts: Mutex<BTreeMap<PublicKey, Weak<AccountState>>>,
 }
 
@@ -61,6 +64,7 @@ impl MemoryPool {
             max,
             used: AtomicU64::new(0),
             refusals: AtomicU64::new(0),
+            growing: Mutex::default(),
             accounts: Mutex::default(),
         })))
     }
@@ -117,6 +121,17 @@ impl AccountState {
         let mine = self.used.load(Ordering::Relaxed);
         let others = self.pool.used.load(Ordering::Relaxed).saturating_sub(mine);
         (self.pool.max.saturating_sub(others) / KEY_SHARE).saturating_sub(mine)
+    }
+
+    /// Charges `bytes` if there is room for them and for `beside` more.
+    fn try_add(&self, bytes: u64, beside: u64) -> bool {
+        let growing = self.pool.growing.lock();
+        let _growing = growing.unwrap_or_else(PoisonError::into_inner);
+        let fits = self.room() >= bytes.saturating_add(beside);
+        if fits {
+            self.add(bytes);
+        }
+        fits
     }
 
     fn add(&self, bytes: u64) {
@@ -221,10 +236,26 @@ impl MemoryCharge {
     /// Changes the charge to `bytes` in total. Returns false and changes nothing if it would grow
     /// beyond the limit.
     pub fn try_resize(&mut self, bytes: u64) -> bool {
-        if bytes > self.bytes && !self.has_room(bytes - self.bytes) {
-            return false;
+        let fits = self.try_resize_beside(bytes, 0);
+        if !fits && let Some(account) = &self.account {
+            account.pool.refusals.fetch_add(1, Ordering::Relaxed);
         }
-        self.resize(bytes);
+        fits
+    }
+
+    /// Changes the charge to `bytes` in total, if `beside` more bytes still fit beside it when it grows. Otherwise it
+    /// changes nothing and returns false, which does not count as a refusal: the caller makes do with less.
+    pub fn try_resize_beside(&mut self, bytes: u64, beside: u64) -> bool {
+        if let Some(account) = &self.account
+            && bytes > self.bytes
+        {
+            if !account.try_add(bytes - self.bytes, beside) {
+                return false;
+            }
+            self.bytes = bytes;
+        } else {
+            self.resize(bytes);
+        }
         true
     }
 

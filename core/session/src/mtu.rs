@@ -35,6 +35,8 @@ pub(crate) struct MtuDiscovery {
     large_losses: u8,
     raise_at: Time,
     fixed: bool,
+    /// The size that the peer's limit on the bytes in flight permits, while it is small.
+    limit: Option<u16>,
 }
 
 impl MtuDiscovery {
@@ -48,6 +50,7 @@ impl MtuDiscovery {
             large_losses: 0,
             raise_at: Time::NEVER,
             fixed: false,
+            limit: None,
         };
         mtu.next = mtu.below(max + 1);
         mtu
@@ -64,12 +67,21 @@ impl MtuDiscovery {
             large_losses: 0,
             raise_at: Time::NEVER,
             fixed: true,
+            limit: None,
         }
     }
 
     /// Whether the size is below that with which paths begin.
     pub(crate) fn is_small(&self) -> bool {
-        self.current < DATAGRAM_FIRST_BYTES as u16
+        self.current() < DATAGRAM_FIRST_BYTES
+    }
+
+    /// R-SERIAL-4: keeps datagrams to a size, without probes of larger ones. With `None` the size found before is used
+    /// again, and the search goes on. Returns true if the size of datagrams changed.
+    pub(crate) fn set_limit(&mut self, size: Option<u16>) -> bool {
+        let before = self.current();
+        self.limit = size;
+        self.current() != before
     }
 
     /// The index of the largest candidate size below `limit` that would be an improvement.
@@ -80,12 +92,15 @@ impl MtuDiscovery {
     }
 
     pub(crate) fn current(&self) -> usize {
-        usize::from(self.current)
+        usize::from(
+            self.limit
+                .map_or(self.current, |limit| limit.min(self.current)),
+        )
     }
 
     /// The index of the size to probe now, if there is one.
     pub(crate) fn probe(&self) -> Option<usize> {
-        if self.in_flight {
+        if self.in_flight || self.limit.is_some() {
             None
         } else {
             self.next.map(|i| usize::from(LADDER[i]))
@@ -111,6 +126,11 @@ impl MtuDiscovery {
                 self.raise_at = now + RAISE_AFTER;
             }
         }
+    }
+    /// Handles that what is in flight was given up, a probe perhaps included: neither its answer nor its loss will be
+    /// reported. It is sent again when the path answers.
+    pub(crate) fn on_abandoned(&mut self) {
+        self.in_flight = false;
     }
     /// Handles the error of a socket that refused this size.
     pub(crate) fn on_too_big(&mut self, now: Time, size: u16) {
@@ -204,6 +224,24 @@ mod tests {
             mtu.on_probe_lost(Time::ZERO);
         }
         assert_eq!(mtu.probe(), Some(1452));
+    }
+
+    #[test]
+    fn after_a_limit_the_search_goes_on_where_it_was() {
+        // R-SERIAL-4
+        let mut mtu = MtuDiscovery::new(1472);
+        assert!(mtu.set_limit(Some(480)));
+        assert_eq!((mtu.current(), mtu.probe()), (480, None));
+        assert!(mtu.is_small());
+        assert!(mtu.set_limit(None));
+        assert_eq!((mtu.current(), mtu.probe()), (1200, Some(1472)));
+        // A probe that was sent before the limit does not exceed it.
+        mtu.on_probe_sent();
+        mtu.set_limit(Some(480));
+        mtu.on_probe_acked(1472);
+        assert_eq!(mtu.current(), 480);
+        mtu.set_limit(None);
+        assert_eq!((mtu.current(), mtu.probe()), (1472, None));
     }
 
     #[test]

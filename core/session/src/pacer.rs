@@ -36,7 +36,8 @@ impl Pacer {
     /// Sets the path's rate in bytes per second and its datagram size.
     pub(crate) fn set_rate(&mut self, now: Time, rate: u64, datagram: u64) {
         self.fill(now);
-        self.rate = rate;
+        // A pacer without a rate would be due at all times, and let nothing leave.
+        self.rate = rate.max(1);
         self.datagram = datagram;
     }
 
@@ -74,6 +75,16 @@ impl Pacer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_rate_of_less_than_a_byte_a_second_lets_packets_wait_and_leave() {
+        let mut pacer = Pacer::new(Time::ZERO, 1_000);
+        pacer.set_rate(Time::ZERO, 0, 1_000);
+        pacer.on_sent(10_000);
+        let next = pacer.next_send();
+        assert!(next > Time::ZERO);
+        assert!(pacer.allowance(next) >= 1_000);
+    }
 
     #[test]
     fn over_a_second_no_more_leaves_than_the_rate_and_one_burst() {

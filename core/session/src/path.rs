@@ -9,12 +9,14 @@
 use std::net::SocketAddr;
 
 use d2tp_time::{Span, Time};
-use d2tp_wire::{Cid, PathId, PathStatus, ReasonCode, TOKEN_BYTES, VARINT_MAX};
+use d2tp_wire::{
+    Cid, DATA_HEADER_BYTES, Frame, PathId, PathStatus, ReasonCode, TAG_BYTES, TOKEN_BYTES,
+    VARINT_MAX,
+};
 
 use crate::ack_offload_state::{AckOffloadState, CarriedAckBudget};
 use crate::acks::AckTracker;
 use crate::config::{EndpointConfig, PATHS_MAX};
-use crate::congestion::controller;
 use crate::control_budget::ControlBudget;
 use crate::drwa::Drwa;
 use crate::link::Addresses;
@@ -25,6 +27,7 @@ use crate::path_map::PathMap;
 use crate::path_scheduler::{CopyProgress, PathCandidate, PathScheduler};
 use crate::recovery::Recovery;
 use crate::recovery::WindowRestore;
+use crate::slow_path::DatagramQueueBound;
 use crate::stream_path_state::{StreamPathState, datagram_max};
 
 /// The state of a path.
@@ -81,8 +84,10 @@ const ASK_AFTER_TIMEOUTS: u64 = 2;
 /// How much later control frames may arrive on a free path than on a metered one.
 const CONTROL_WAIT_MAX: Span = Span::from_secs(1); // a guess: a grant is for about a second
 
-/// The smallest packet worth sending to an address that is not validated, in bytes.
-pub(crate) const SPEAK_MIN: u64 = 46;
+/// The smallest packet worth sending to an address that is not validated, in bytes: one that has room for any ACK, of one
+/// range. With less room only bytes from there help, and no timer.
+pub(crate) const SPEAK_MIN: u64 =
+    (DATA_HEADER_BYTES + Frame::ACK_OF_ONE_RANGE_BYTES_MAX + TAG_BYTES) as u64;
 
 /// A challenge sent to one address.
 #[derive(Clone, Copy, Debug)]
@@ -176,6 +181,8 @@ pub(crate) struct SessionPath {
     pub(crate) unknown: bool,
     /// When a DATAGRAM last arrived on the path.
     pub(crate) datagram_at: Option<Time>,
+    /// How many DATAGRAMs are under way at most while the path is slow.
+    pub(crate) datagram_bound: DatagramQueueBound,
     /// Payload bytes received on the path, for reports and the scheduler.
     pub(crate) payload_in: u64,
     /// Payload bytes sent on the path.
@@ -253,7 +260,7 @@ impl SessionPath {
                 .map(|lambda| Box::new(Drwa::new(lambda, LIMIT_DATAGRAMS_MIN * datagram))),
             rx_bytes: 0,
             tx_bytes: 0,
-            recovery: Recovery::new(config.rtt_initial, controller(config.congestion, datagram)),
+            recovery: Recovery::new(config.rtt_initial, config.new_controller(datagram)),
             acks: AckTracker::new(config.ack_delay_max),
             pacer: Pacer::new(now, datagram),
             mtu,
@@ -266,6 +273,7 @@ impl SessionPath {
             beside_another: false,
             unknown: false,
             datagram_at: None,
+            datagram_bound: DatagramQueueBound::new(now),
             payload_in: 0,
             payload_out: 0,
             copied_out: 0,
@@ -446,7 +454,9 @@ impl SessionPath {
 
     /// R-PATH-9: when a device that waits for payload probes the path, because it sends nothing
     /// else whose loss would show a failure.
-    pub(crate) fn liveness_probe_at(&self, ack_delay_max: Span) -> Time {
+    ///
+    /// `interval_max`: the longest interval between probes of silent paths, which is long where round trips are.
+    pub(crate) fn liveness_probe_at(&self, ack_delay_max: Span, interval_max: Span) -> Time {
         if self.recovery.is_waiting() || self.state == PathState::Opening {
             return Time::NEVER;
         }
@@ -460,7 +470,10 @@ impl SessionPath {
             .probe_timeout(ack_delay_max)
             .times(ASK_AFTER_TIMEOUTS)
             .max(least);
-        self.last_rx + base.times(1 << self.idle_probes.min(10)).min(ASK_AFTER_MAX)
+        self.last_rx
+            + base
+                .times(1 << self.idle_probes.min(10))
+                .min(ASK_AFTER_MAX.max(interval_max))
     }
 
     /// Whether so much payload arrived since the last liveness probe that another one costs little beside it.

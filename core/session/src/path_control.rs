@@ -20,7 +20,7 @@ use crate::session_state::{CidChange, Role, SessionState};
 use crate::trace::TraceRecord;
 
 /// The most connection ids that are issued and unused, beside those of live paths.
-const ISSUED_MAX: u32 = 16;
+pub(crate) const ISSUED_MAX: u32 = 16;
 
 /// How long a path may bring no payload while another one does, before it counts as no longer in
 /// use, because two paths may be used in parallel. A guess: longer than a burst on the other path,
@@ -88,7 +88,7 @@ impl Session {
 
     /// Resumes the session at another node of the server, which has the server's key and its records but
     /// not the keys of this session (R-NODE-2): by a handshake, whatever paths there are. They carry data
-    /// until it is answered, and end with it.
+    /// until it is answered, and end with it. Flows that are opened meanwhile wait for the answer (R-NODE-6).
     pub fn wake_at(&mut self, now: Time, addresses: Addresses, gated: bool) {
         if self.state == SessionState::Closed || self.role == Role::Responder {
             return;
@@ -108,7 +108,16 @@ impl Session {
                 handshake.drop_link(link);
             }
         }
+        let leads_there = |path: &SessionPath| path.addresses.remote == addresses.remote;
+        self.moves_to_node |= !self.paths.is_empty() && !self.paths.iter().any(leads_there);
         self.start_handshake(now, addresses, gated);
+    }
+
+    /// R-NODE-6: the session goes on at a node, that which was asked or the one before.
+    pub(crate) fn on_node_settled(&mut self) {
+        if std::mem::take(&mut self.moves_to_node) {
+            self.flows.release_waiting();
+        }
     }
 
     /// Registers a path id. False if it was used under these keys before.
@@ -121,7 +130,10 @@ impl Session {
         match &mut self.handshake {
             Some(handshake) => handshake.add(now, addresses, gated),
             None => {
-                let handshake = ClientHandshake::new(now, addresses, gated, &mut self.rng);
+                // R-LONG-1
+                let round_trip = self.config.rtt_initial.max(self.round_trip_known);
+                let handshake =
+                    ClientHandshake::new(now, addresses, gated, round_trip, &mut self.rng);
                 self.cid_changes
                     .extend(handshake.routes(self.generation + 1));
                 self.handshake = Some(Box::new(handshake));
@@ -165,9 +177,23 @@ impl Session {
             .filter(|p| p.0 + ISSUED_MAX <= last && self.paths.get(*p).is_none())
             .collect();
         for path in stale {
-            if let Some(issued) = self.issued.remove(&path) {
-                self.cid_changes.push(CidChange::Remove(issued.cid));
-            }
+            self.withdraw_id(path);
+        }
+        if let Some(end) = (last + 1).checked_sub(ISSUED_MAX) {
+            // None of these ids can be used any more, and one range takes less memory than their gaps.
+            self.used_paths.insert(0, u64::from(end));
+        }
+    }
+
+    /// Forgets a path id that was not used, with all that either end said about a path of that number.
+    pub(crate) fn withdraw_id(&mut self, id: PathId) {
+        if let Some(issued) = self.issued.remove(&id) {
+            self.cid_changes.push(CidChange::Remove(issued.cid));
+        }
+        self.spare.remove(&id);
+        for flow in self.flows.iter_mut() {
+            flow.grants_in.forget_path(id);
+            flow.grants_out.forget_path(id);
         }
     }
 
@@ -224,6 +250,7 @@ impl Session {
     }
 
     pub(crate) fn drop_handshake(&mut self) {
+        self.on_node_settled();
         if let Some(handshake) = self.handshake.take() {
             let routes = handshake.routes(self.generation + 1);
             self.cid_changes

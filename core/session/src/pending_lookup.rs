@@ -40,7 +40,7 @@ impl PendingLookup {
 
 impl std::fmt::Debug for PendingLookup {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Sought({:?}, {:#x})", self.key.0, self.key.1)
+        write!(f, "PendingLookup({:?}, {:#x})", self.key.0, self.key.1)
     }
 }
 

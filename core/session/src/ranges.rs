@@ -133,7 +133,7 @@ impl RangeSet {
     pub(crate) fn len(&self) -> usize {
         self.ranges.len()
     }
-    /// Bytes allocated.
+    /// The number of bytes that the set has allocated.
     pub(crate) fn footprint(&self) -> u64 {
         (self.ranges.capacity() * size_of::<(u64, u64)>()) as u64
     }

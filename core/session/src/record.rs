@@ -73,13 +73,14 @@ pub struct FlowRecord {
     pub receive_end: Option<u64>,
     /// Whether the application read the end.
     pub receive_complete: bool,
-    /// The code with which this end reset its direction, if the peer has not acknowledged that.
+    /// The code with which this end reset its direction. The peer is told again, even if it acknowledged that: its record
+    /// does not hold it.
     pub reset: Option<u64>,
     /// The code with which this end stopped the peer's direction.
     pub stopped: Option<u64>,
 }
 
-/// A hibernated session.
+/// A hibernated session as it is stored: identity, epoch and open flows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionRecord {
     /// Our role in the session.

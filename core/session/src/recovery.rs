@@ -16,6 +16,8 @@
 //! Frames are not kept, only their descriptions ([`SentFrame`]): after a loss their owners send
 //! frames with the current state.
 
+mod loss_detection;
+
 use core::ops::Range;
 use std::collections::VecDeque;
 
@@ -23,11 +25,12 @@ use d2tp_time::{Span, Time};
 use d2tp_wire::{AckRanges, PathId};
 
 use crate::careful_resume_state::{CarefulResume, ValidationStep};
-use crate::congestion::{AckEvent, Controller, Siblings};
+use crate::congestion::{AckEvent, Controller, SiblingPaths};
 use crate::delivery_rate::DeliveryRateEstimator;
 use crate::event::PeerFault;
-use crate::loss_classifier::{LossClassifier, LossKind};
-use crate::rtt::{GRANULARITY, RttEstimator};
+use crate::long_round_trip::LONG_ROUND_TRIP_MIN;
+use crate::loss_classifier::LossClassifier;
+use crate::rtt::RttEstimator;
 use crate::sent_packet::{PacketState, SentFrame, SentPacket};
 
 /// The longest interval between probes, even if answers took longer: an answer that arrived after
@@ -42,13 +45,18 @@ const LATE_HOLES_MAX: u8 = 7;
 const PACKET_THRESHOLD: u64 = 3;
 /// The highest packet threshold on a path with reordering.
 const PACKET_THRESHOLD_MAX: u64 = 256;
+/// RFC 8985 §6.2: the number of recoveries without reordering after which the tolerance of reordering is as at first.
+const REORDER_PERSIST_RECOVERIES: u8 = 16;
 /// RFC 9002 §7.6.1: probe timeouts without an ACK that count as persistent congestion.
 const PERSISTENT_CONGESTION_PTOS: u64 = 3;
 /// How long lost packets are remembered to detect spurious losses, in round trips.
 const LOST_KEPT_RTTS: u64 = 2;
 
 /// The most unacknowledged packets of a path: several windows of the fastest supported path.
-const SENT_MAX: usize = 64 * 1024;
+pub(crate) const SENT_MAX: usize = 64 * 1024;
+/// The most packets that hold only ACK and are remembered, because an older packet is unacknowledged, where no long round
+/// trips are expected. // a guess: seconds of a fast upload
+const ACK_ONLY_MAX: usize = 4 * 1024;
 
 /// R-ACK-4: the number of packets between two skipped numbers: the minimum, and the random range
 /// beyond it. A guess: rare enough that the gaps cost a receiver one early ACK and one range in
@@ -94,6 +102,10 @@ pub(crate) struct RecoveryOutcome {
 #[derive(Debug)]
 pub(crate) struct Recovery {
     sent: VecDeque<SentPacket>,
+    /// The number of packets in `sent` that hold only ACK, or stand for skipped numbers.
+    ack_only: usize,
+    /// The most packets that hold only ACK and are remembered.
+    ack_only_max: usize,
     base: u64,
     /// The number below which no packet is outstanding.
     first_open: u64,
@@ -122,6 +134,10 @@ pub(crate) struct Recovery {
     outstanding_eliciting: u64,
     packet_threshold: u64,
     reorder_eighths: u64,
+    /// The number of further recoveries for which the tolerance of reordering remains raised.
+    reorder_persists: u8,
+    /// When the last recovery began. The loss of a packet sent later begins the next one.
+    recovery_at: Time,
     episode_lost: u64,
     episode_spurious: u64,
     /// The round trip with both directions on this path.
@@ -139,7 +155,7 @@ pub(crate) struct Recovery {
     classifier: Option<Box<LossClassifier>>,
     /// Whether random losses are now hidden from the controller.
     hides: bool,
-    /// Counters for reports.
+    /// The number of packets declared lost so far, for reports.
     pub(crate) lost_total: u64,
     pub(crate) spurious_total: u64,
     pub(crate) random_total: u64,
@@ -152,6 +168,11 @@ impl Recovery {
             .then(|| Box::new(DeliveryRateEstimator::new()));
         Recovery {
             sent: VecDeque::new(),
+            ack_only: 0,
+            ack_only_max: match rtt_initial >= LONG_ROUND_TRIP_MIN {
+                true => SENT_MAX,
+                false => ACK_ONLY_MAX,
+            },
             base: 0,
             first_open: 0,
             lost: VecDeque::new(),
@@ -170,9 +191,11 @@ impl Recovery {
             outstanding_eliciting: 0,
             packet_threshold: PACKET_THRESHOLD,
             reorder_eighths: 1,
+            reorder_persists: 0,
+            recovery_at: Time::ZERO,
             episode_lost: 0,
             episode_spurious: 0,
-            rtt: RttEstimator::new(rtt_initial),
+            rtt: RttEstimator::expecting(rtt_initial),
             is_narrow: false,
             elsewhere: None,
             controller,
@@ -231,12 +254,15 @@ impl Recovery {
                 self.skipped.pop_front();
             }
             self.skipped.push_back(self.next_number());
-            let mut nothing = SentPacket::new(Time::ZERO);
+            // Packets are found by the time at which they were sent, which ascends.
+            let at = self.sent.back().map_or(self.last_eliciting_at, |s| s.at);
+            let mut nothing = SentPacket::new(at);
             nothing.state = PacketState::Done;
             if let Some(delivery) = &mut self.delivery {
                 delivery.on_skipped();
             }
             self.sent.push_back(nothing);
+            self.ack_only += 1;
         }
         let after = SKIP_AFTER_MIN + draw % SKIP_AFTER_SPREAD;
         self.skip_at = Some(self.next_number() + after);
@@ -245,6 +271,7 @@ impl Recovery {
     /// Forgets the oldest packet.
     fn pop_oldest(&mut self) -> Option<SentPacket> {
         let oldest = self.sent.pop_front()?;
+        self.ack_only -= usize::from(!oldest.eliciting);
         if let Some(delivery) = &mut self.delivery {
             delivery.on_forgotten();
         }
@@ -260,7 +287,7 @@ impl Recovery {
     /// R-ACK-3: limits the unacknowledged packets of a peer that never answers: if there are too
     /// many, the oldest counts as lost, and `each` gets the frames that it carried.
     pub(crate) fn give_up_oldest(&mut self, mut each: impl FnMut(SentFrame, bool)) {
-        while self.sent.len() > SENT_MAX
+        while (self.sent.len() > SENT_MAX || self.ack_only > self.ack_only_max)
             && let Some(oldest) = self.pop_oldest()
         {
             if oldest.state != PacketState::Outstanding {
@@ -288,6 +315,7 @@ impl Recovery {
             {
                 self.pop_oldest();
             }
+            self.ack_only += 1;
         }
         if sent.eliciting {
             self.in_flight += u64::from(sent.bytes);
@@ -338,7 +366,7 @@ impl Recovery {
         on_own_path: bool,
         delay: Span,
         ack_delay_max: Span,
-        siblings: Siblings<'_>,
+        siblings: SiblingPaths<'_>,
         mut each: impl FnMut(SentFrame, bool),
     ) -> Result<RecoveryOutcome, PeerFault> {
         let next = self.next_number();
@@ -385,6 +413,7 @@ impl Recovery {
                     .max(distance)
                     .min(PACKET_THRESHOLD_MAX);
                 self.reorder_eighths = (self.reorder_eighths + 1).min(8);
+                self.reorder_persists = REORDER_PERSIST_RECOVERIES;
                 self.lost_stale += 1;
                 sent.state = PacketState::Done;
                 outcome.progress = true;
@@ -531,160 +560,6 @@ impl Recovery {
         }
     }
 
-    fn skipped_within(&self, low: u64, high: u64) -> Option<u64> {
-        let at = self.skipped.partition_point(|n| *n < low);
-        self.skipped.get(at).copied().filter(|n| *n <= high)
-    }
-
-    /// Declares packets lost that are too old, and sets the timer for those that soon will be.
-    fn detect(
-        &mut self,
-        now: Time,
-        ack_delay_max: Span,
-        outcome: &mut RecoveryOutcome,
-        each: &mut impl FnMut(SentFrame, bool),
-    ) {
-        self.loss_at = Time::NEVER;
-        let Some(largest) = self.largest_acked else {
-            return;
-        };
-        let rtt = self.return_rtt().smoothed().max(self.return_rtt().latest());
-        let tolerance = (rtt + rtt.scaled(self.reorder_eighths, 8)).max(GRANULARITY);
-        let mut oldest_lost: Option<Time> = None;
-        let mut newest_lost: Option<Time> = None;
-        let mut fates = Vec::new();
-        let lost_before = self.lost.len();
-        let end = largest.min(self.next_number());
-        while self.first_open < end {
-            let number = self.first_open;
-            let sent = &mut self.sent[(number - self.base) as usize];
-            if sent.state != PacketState::Outstanding {
-                self.first_open += 1;
-                continue;
-            }
-            let late = sent.at + tolerance <= now;
-            let overtaken = largest - number >= self.packet_threshold;
-            if !late && !overtaken {
-                // Later packets were sent later and have been overtaken by fewer.
-                self.loss_at = sent.at + tolerance;
-                break;
-            }
-            self.first_open += 1;
-            self.lost.push_back(number);
-            sent.state = PacketState::Lost;
-            for said in sent.frames() {
-                each(said, false);
-            }
-            if !sent.eliciting {
-                continue;
-            }
-            self.in_flight -= u64::from(sent.bytes);
-            self.outstanding_eliciting -= 1;
-            self.lost_total += 1;
-            if sent.mtu_probe {
-                outcome.mtu_lost = true;
-                continue;
-            }
-            if sent.at < self.answered_again_at {
-                continue;
-            }
-            if let Some(delivery) = &mut self.delivery {
-                fates.push(delivery.on_lost((number - self.base) as usize, u64::from(sent.bytes)));
-            }
-            if let Some(classifier) = &mut self.classifier {
-                classifier.on_lost(number, sent.at);
-            }
-            outcome.lost_packets += 1;
-            outcome.lost_size = outcome.lost_size.max(sent.bytes);
-            oldest_lost = Some(oldest_lost.map_or(sent.at, |t| t.min(sent.at)));
-            newest_lost = Some(newest_lost.map_or(sent.at, |t| t.max(sent.at)));
-        }
-        if let (Some(oldest), Some(newest)) = (oldest_lost, newest_lost) {
-            if self.is_random(now, newest, outcome.lost_size) {
-                // R-MIRROR-1
-                self.random_total += u64::from(outcome.lost_packets);
-                for number in self.lost.range(lost_before..) {
-                    self.sent[(number - self.base) as usize].hidden = true;
-                }
-                return;
-            }
-            for fate in fates {
-                self.controller.on_packet_lost(fate);
-            }
-            let window = self.controller.window();
-            self.controller.on_loss(now, newest);
-            if let Some(careful) = self.careful.take() {
-                self.controller.retreat(careful.retreat());
-            }
-            if self.controller.window() < window {
-                self.episode_lost = 0;
-                self.episode_spurious = 0;
-                if let Some(classifier) = &mut self.classifier {
-                    let leaves = classifier.reduced_window(window, self.rtt.min());
-                    if let Some(least) = leaves.filter(|_| self.hides) {
-                        self.controller.raise_reduced_window(least);
-                    }
-                    classifier.on_response(now);
-                }
-            }
-            self.episode_lost += u64::from(outcome.lost_packets);
-            let span = self
-                .return_rtt()
-                .probe_timeout(ack_delay_max)
-                .times(PERSISTENT_CONGESTION_PTOS);
-            if self.rtt.is_measured() && newest.since(oldest) > span {
-                self.controller.on_persistent_congestion();
-            }
-        }
-    }
-
-    /// Whether the losses that were just detected are hidden from the controller.
-    fn is_random(&mut self, now: Time, sent_at: Time, datagram: u16) -> bool {
-        let rtt_min = self.rtt.min();
-        let window = self.controller.window() / u64::from(datagram.max(1));
-        let classifier = self.classifier.as_mut();
-        let kind = classifier.map(|classifier| classifier.classify(now, sent_at, rtt_min, window));
-        self.hides && kind == Some(LossKind::Random)
-    }
-
-    fn prune(&mut self, now: Time) {
-        let smoothed = self.return_rtt().smoothed();
-        let keep = smoothed.times(LOST_KEPT_RTTS);
-        while let Some(front) = self.sent.front() {
-            match front.state {
-                PacketState::Outstanding => break,
-                PacketState::Lost if now.since(front.at) < keep + smoothed => break,
-                PacketState::Lost | PacketState::Done => {
-                    self.pop_oldest();
-                }
-            }
-        }
-    }
-
-    /// Handles the loss timer.
-    pub(crate) fn on_loss_timeout(
-        &mut self,
-        now: Time,
-        ack_delay_max: Span,
-        mut each: impl FnMut(SentFrame, bool),
-    ) -> RecoveryOutcome {
-        let mut outcome = RecoveryOutcome::default();
-        self.detect(now, ack_delay_max, &mut outcome, &mut each);
-        outcome
-    }
-
-    /// When the loss timer is due.
-    pub(crate) fn loss_at(&self) -> Time {
-        self.loss_at
-    }
-
-    /// Handles the probe timer.
-    pub(crate) fn on_probe_timeout(&mut self, now: Time) {
-        self.probes += 1;
-        // Whether or not the probe can be sent, the next one is due a full interval from now.
-        self.last_eliciting_at = now;
-    }
-
     /// Whether any packet sent on the path was ever acknowledged.
     pub(crate) fn ever_answered(&self) -> bool {
         self.largest_acked.is_some()
@@ -703,6 +578,7 @@ impl Recovery {
             .min()
             .times(2)
             .min(PROBE_INTERVAL_SLOW_MAX);
+        // R-LONG-2: where round trips are long, `interval_max` is some of them.
         let mut most = interval_max.max(slow);
         if self.is_narrow {
             // R-SERIAL-3: the window alone takes longer than that, and a probe takes place in it.
@@ -793,6 +669,7 @@ impl Recovery {
         for (sent, number) in self.sent.range_mut(first..).zip(self.first_open..) {
             if sent.state == PacketState::Outstanding {
                 sent.state = PacketState::Lost;
+                sent.hidden = true;
                 self.lost.push_back(number);
                 if sent.eliciting {
                     self.in_flight -= u64::from(sent.bytes);
@@ -811,271 +688,4 @@ impl Recovery {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::congestion::{CongestionKind, controller};
-    use crate::sent_packet::SentData;
-    use d2tp_wire::FlowId;
-    use d2tp_wire::{Frame, FrameIter, WireWriter};
-
-    const MS: Span = Span::from_millis(1);
-
-    fn at(ms: u64) -> Time {
-        Time::ZERO + MS.times(ms)
-    }
-
-    struct RecoveryFixture {
-        recovery: Recovery,
-        arrived: Vec<u64>,
-        lost: Vec<u64>,
-    }
-
-    impl RecoveryFixture {
-        fn new() -> Self {
-            let recovery = Recovery::new(MS.times(100), controller(CongestionKind::NewReno, 1_000));
-            RecoveryFixture {
-                recovery,
-                arrived: vec![],
-                lost: vec![],
-            }
-        }
-        fn send(&mut self, now: Time) {
-            let mut sent = SentPacket::new(now);
-            sent.bytes = 1_000;
-            sent.eliciting = true;
-            let offset = self.recovery.next_number();
-            sent.note(SentFrame::Data(SentData {
-                flow: FlowId(0),
-                offset,
-                len: 1,
-                fin: false,
-            }));
-            self.recovery.on_sent(sent);
-        }
-        fn ack(&mut self, now: Time, ranges: &[(u64, u64)]) -> Result<RecoveryOutcome, PeerFault> {
-            self.ack_by(true, now, ranges)
-        }
-        /// Handles an ACK that arrived on the path itself, or on another one.
-        fn ack_by(
-            &mut self,
-            on_own_path: bool,
-            now: Time,
-            ranges: &[(u64, u64)],
-        ) -> Result<RecoveryOutcome, PeerFault> {
-            let mut buf = [0; 100];
-            let mut w = WireWriter::new(&mut buf);
-            assert!(Frame::encode_ack(
-                &mut w,
-                PathId(0),
-                0,
-                ranges.iter().copied()
-            ));
-            let n = w.written();
-            let Some(Ok(Frame::Ack { ranges, .. })) = FrameIter::new(&buf[..n]).next() else {
-                panic!()
-            };
-            let RecoveryFixture {
-                recovery,
-                arrived,
-                lost,
-            } = self;
-            recovery.on_ack(
-                now,
-                PathId(0),
-                ranges,
-                on_own_path,
-                Span::ZERO,
-                MS.times(20),
-                &[],
-                |said, ok| {
-                    if let SentFrame::Data(d) = said {
-                        if ok {
-                            arrived.push(d.offset)
-                        } else {
-                            lost.push(d.offset)
-                        }
-                    }
-                },
-            )
-        }
-    }
-
-    #[test]
-    fn an_ack_that_came_another_way_moves_timers_and_not_the_round_trip() {
-        // R-ACK-6
-        let mut bed = RecoveryFixture::new();
-        bed.send(at(0));
-        bed.ack(at(50), &[(0, 0)]).unwrap();
-        for n in 1..50 {
-            bed.send(at(100 * n));
-            let outcome = bed.ack_by(false, at(100 * n + 200), &[(0, n)]).unwrap();
-            assert!(outcome.progress && outcome.rtt.is_none());
-        }
-        assert_eq!(bed.recovery.rtt.smoothed(), MS.times(50));
-        assert!(bed.recovery.return_rtt().smoothed() > MS.times(190));
-        bed.send(at(10_000));
-        let probe_at = bed.recovery.probe_at(Span::ZERO, MS.times(2_000));
-        assert!(
-            probe_at > at(10_200),
-            "asked before the answer can be there"
-        );
-        assert!(
-            bed.ack_by(true, at(10_050), &[(0, 50)])
-                .unwrap()
-                .rtt
-                .is_some()
-        );
-    }
-
-    #[test]
-    fn three_later_packets_make_one_lost() {
-        let mut bed = RecoveryFixture::new();
-        (0..5).for_each(|i| bed.send(at(i)));
-        bed.ack(at(50), &[(1, 3)]).unwrap();
-        assert_eq!(
-            (bed.arrived.clone(), bed.lost.clone()),
-            (vec![1, 2, 3], vec![0])
-        );
-        assert_eq!(bed.recovery.in_flight, 1_000);
-    }
-
-    #[test]
-    fn a_late_packet_is_noticed_and_the_response_undone() {
-        let mut bed = RecoveryFixture::new();
-        (0..5).for_each(|i| bed.send(at(i)));
-        let before = bed.recovery.controller.window();
-        bed.ack(at(50), &[(1, 3)]).unwrap();
-        assert!(bed.recovery.controller.window() < before);
-        bed.ack(at(55), &[(0, 3)]).unwrap();
-        assert!(bed.recovery.controller.window() >= before);
-        assert!(bed.recovery.packet_threshold > PACKET_THRESHOLD);
-    }
-
-    #[test]
-    fn time_makes_the_last_but_one_lost() {
-        let mut bed = RecoveryFixture::new();
-        bed.send(at(0));
-        bed.send(at(0));
-        bed.ack(at(40), &[(1, 1)]).unwrap();
-        assert!(bed.lost.is_empty());
-        let fires = bed.recovery.loss_at();
-        assert_eq!(fires, at(45));
-        let RecoveryFixture { recovery, lost, .. } = &mut bed;
-        recovery.on_loss_timeout(fires, MS.times(20), |said, _| {
-            if let SentFrame::Data(d) = said {
-                lost.push(d.offset);
-            }
-        });
-        assert_eq!(bed.lost, [0]);
-    }
-
-    #[test]
-    fn one_answer_after_a_long_stall_does_not_make_the_next_question_wait() {
-        let mut bed = RecoveryFixture::new();
-        bed.send(at(0));
-        bed.ack(at(40), &[(0, 0)]).unwrap();
-        bed.send(at(100));
-        bed.ack(at(17_100), &[(0, 1)]).unwrap();
-        bed.send(at(20_000));
-        let (delay, most) = (MS.times(20), MS.times(2_000));
-        assert!(bed.recovery.probe_at(delay, most) <= at(22_000));
-    }
-
-    #[test]
-    fn an_ack_of_what_was_never_sent_is_a_fault() {
-        let mut bed = RecoveryFixture::new();
-        bed.send(at(0));
-        assert_eq!(
-            bed.ack(at(9), &[(0, 1)]),
-            Err(PeerFault::BadAck {
-                path: PathId(0),
-                acked: 1,
-                sent: 1
-            })
-        );
-    }
-
-    #[test]
-    fn an_abandoned_path_gives_back_everything_without_a_response() {
-        let mut bed = RecoveryFixture::new();
-        (0..4).for_each(|i| bed.send(at(i)));
-        let window = bed.recovery.controller.window();
-        let mut back = vec![];
-        bed.recovery.abandon(|said, ok| back.push((said, ok)));
-        assert_eq!(back.len(), 4);
-        assert_eq!(
-            (bed.recovery.in_flight, bed.recovery.controller.window()),
-            (0, window)
-        );
-        assert_eq!(bed.recovery.probe_at(MS, MS), Time::NEVER);
-    }
-
-    #[test]
-    fn a_number_left_out_is_neither_lost_nor_waited_for_and_its_ack_is_a_fault() {
-        // R-ACK-4
-        let mut bed = RecoveryFixture::new();
-        bed.recovery.skip(0);
-        let mut skipped = 0;
-        for n in 0..40 {
-            if bed.recovery.is_skip_due() {
-                skipped = bed.recovery.next_number();
-                bed.recovery.skip(9);
-            }
-            bed.send(at(n));
-        }
-        assert_eq!(skipped, SKIP_AFTER_MIN);
-        let last = bed.recovery.next_number() - 1;
-        assert_eq!(
-            bed.ack(at(90), &[(skipped - 2, last)]),
-            Err(PeerFault::SkippedAck {
-                path: PathId(0),
-                number: skipped
-            })
-        );
-        bed.ack(at(90), &[(skipped + 1, last), (0, skipped - 1)])
-            .unwrap();
-        assert_eq!((bed.recovery.lost_total, bed.recovery.in_flight), (0, 0));
-        assert!(!bed.arrived.contains(&skipped) && bed.lost.is_empty());
-        assert!(
-            bed.recovery.skipped.is_empty(),
-            "it is not remembered for ever"
-        );
-    }
-
-    #[test]
-    fn an_ack_repeated_for_a_whole_window_costs_its_news_and_not_the_window() {
-        // R-ACK-5
-        let mut bed = RecoveryFixture::new();
-        (0..20_000).for_each(|_| bed.send(at(0)));
-        // The first packet is missing, so all packets of the window are still remembered.
-        bed.ack(at(1_000), &[(1, 19_998)]).unwrap();
-        assert!(bed.recovery.sent.len() >= 20_000);
-        bed.ack(at(1_001), &[(1, 19_998)]).unwrap();
-        // The number from which the next ACK begins to search, and the lost packets that it looks
-        // up below.
-        assert!(19_998 - bed.recovery.first_open <= PACKET_THRESHOLD_MAX);
-        assert_eq!(bed.recovery.lost, [0]);
-        bed.ack(at(1_002), &[(0, 19_999)]).unwrap();
-        assert_eq!(bed.arrived.len(), 20_000);
-        assert_eq!(bed.recovery.spurious_total, 1);
-    }
-
-    #[test]
-    fn a_peer_that_never_acknowledges_does_not_fill_our_memory() {
-        // R-ACK-3
-        let mut bed = RecoveryFixture::new();
-        for n in 0..100_000 {
-            bed.recovery.on_sent(SentPacket::new(at(n)));
-        }
-        assert!(bed.recovery.sent.len() <= 10_000);
-        let mut given_up = 0;
-        for n in 0..2 * SENT_MAX as u64 {
-            bed.send(at(n));
-            bed.recovery
-                .give_up_oldest(|_, arrived| given_up += u64::from(!arrived));
-        }
-        assert_eq!(bed.recovery.sent.len(), SENT_MAX);
-        assert_eq!(given_up, SENT_MAX as u64);
-        assert_eq!(bed.recovery.in_flight, SENT_MAX as u64 * 1_000);
-    }
-}
+mod tests;

@@ -75,6 +75,8 @@ pub(crate) struct RecvHalf {
     advertised_credit: u64,
     durable: u64,
     pub(crate) reset: Option<u64>,
+    /// How many bytes the peer sent before its RESET.
+    reset_size: Option<u64>,
     pub(crate) stopped: Option<u64>,
     end_read: bool,
     duplicate: u64,
@@ -109,6 +111,7 @@ impl RecvHalf {
             advertised_credit: window,
             durable: 0,
             reset: None,
+            reset_size: None,
             stopped: None,
             end_read: false,
             duplicate: 0,
@@ -162,7 +165,7 @@ impl RecvHalf {
     }
     /// Whether bytes are missing before others that were received.
     pub(crate) fn has_gap(&self) -> bool {
-        self.reached > self.contiguous()
+        !self.is_complete() && self.reached > self.contiguous()
     }
     /// The offset of the next byte to be read.
     pub(crate) fn read_to(&self) -> u64 {
@@ -180,6 +183,14 @@ impl RecvHalf {
         self.reached
     }
 
+    /// The number of bytes up to the highest offset that are to be read.
+    pub(crate) fn unread(&self) -> u64 {
+        match self.is_complete() {
+            true => 0,
+            false => self.reached - self.read_to,
+        }
+    }
+
     /// Handles received bytes.
     #[inline]
     pub(crate) fn on_data(
@@ -190,7 +201,8 @@ impl RecvHalf {
         fin: bool,
     ) -> Result<ReceivedChange, PeerFault> {
         let end = offset + data.len() as u64;
-        if let Some(size) = self.final_size
+        // R-FLOW-4
+        if let Some(size) = self.final_size.or(self.reset_size)
             && (end > size || (fin && end != size))
         {
             return Err(PeerFault::FinalSize {
@@ -459,6 +471,14 @@ impl RecvHalf {
         self.durable
     }
 
+    /// Ends the direction because the peer abandoned it after `size` bytes. Those that have not arrived count as received
+    /// (R-FLOW-7), so they must not count again when they arrive late.
+    pub(crate) fn end_by_reset(&mut self, code: u64, size: u64) {
+        self.discard();
+        (self.reset, self.reset_size) = (Some(code), Some(size));
+        self.reached = size;
+    }
+
     /// Drops unread bytes that will not be read. The counts remain.
     pub(crate) fn discard(&mut self) {
         self.blocks = VecDeque::new();
@@ -485,6 +505,7 @@ impl RecvHalf {
     pub(crate) fn forget_unread(&mut self) {
         self.discard();
         self.reached = self.read_to;
+        self.reset_size = None;
         if self.final_size != Some(self.read_to) {
             self.final_size = None;
         }
@@ -500,6 +521,7 @@ impl RecvHalf {
         self.received.clear();
         self.received.insert(self.read_to, end);
         self.reached = end;
+        self.reset_size = None;
         let blocks = (end.div_ceil(BLOCK_BYTES) - self.first_block) as usize;
         self.blocks.truncate(blocks);
         let end_block = (end / BLOCK_BYTES - self.first_block) as usize;

@@ -363,7 +363,7 @@ impl RelayTable {
             }
             RelayDestination::Device(other) => {
                 let other = *other;
-                let to = self.place_of(core, other)?;
+                let to = self.owner_address(core, other)?;
                 Some(ForwardTarget::Device(other, to))
             }
         }
@@ -389,12 +389,12 @@ impl RelayTable {
             return None;
         }
         *unanswered = None;
-        self.place_of(core, id)
+        self.owner_address(core, id)
     }
 
     /// R-RELAY-1: the address of the device that owns a relay: where it last used the relay, if it
     /// is still there, else its best free path.
-    fn place_of(&self, core: &Endpoint, id: RelayId) -> Option<Addresses> {
+    fn owner_address(&self, core: &Endpoint, id: RelayId) -> Option<Addresses> {
         let relay = self.open.get(&id)?;
         let session = core.session(relay.device)?;
         let at = relay.at.filter(|at| session.is_validated_at(at));

@@ -63,7 +63,8 @@ impl Session {
                     received_to,
                     receive_end: f.recv.final_size().filter(|_| at_end),
                     receive_complete: at_end && f.recv.is_complete(),
-                    reset: f.send.reset.filter(|_| !f.reset_acked),
+                    // R-CLOSE-4: also one that was acknowledged.
+                    reset: f.send.reset,
                     stopped: f.recv.stopped,
                 }
             })
@@ -151,7 +152,7 @@ impl Session {
             let untouched = r.sent_to == 0 && r.received_to == 0 && r.receive_end.is_none();
             flow.announced = self.role == Role::Responder || !(ours && untouched);
             flow.peer_durable = r.sent_to;
-            // R-CLOSE-4: frames that the peer did not receive are sent on the next path.
+            // R-CLOSE-4: sent on the next path, to a peer that did not receive them or does not know of them any more.
             if r.reset.is_some() {
                 flow.send.reset = r.reset;
                 flow.wants |= want::RESET;
@@ -385,8 +386,8 @@ impl Session {
             }
             return self.flows.refuse(id, ReasonCode::UnknownFlow);
         };
-        if flow.only_granted {
-            // R-RESUME-2: a GRANT that overtook the claim does not make the flow known.
+        if flow.is_opened_early {
+            // R-RESUME-2: a frame that overtook the claim does not make the flow known.
             self.flows.refuse(id, ReasonCode::UnknownFlow);
             return self.end_flow(id, FlowEnd::Refused(ReasonCode::UnknownFlow));
         }

@@ -2,6 +2,8 @@
 
 use d2tp_time::Span;
 
+use crate::long_round_trip::LONG_ROUND_TRIP_MIN;
+
 /// The round trip estimate of a path.
 #[derive(Clone, Debug)]
 pub(crate) struct RttEstimator {
@@ -10,6 +12,8 @@ pub(crate) struct RttEstimator {
     variance: Span,
     min: Span,
     initial: Span,
+    /// No answer is late before this: the expected round trip, where it is long.
+    answer_min: Span,
 }
 
 /// The timer granularity (RFC 9002 §6.1.2).
@@ -23,6 +27,27 @@ impl RttEstimator {
             variance: initial.divided(2),
             min: initial,
             initial,
+            answer_min: Span::ZERO,
+        }
+    }
+
+    /// An estimator for a path on which answers are expected to take as long as `initial`, if that is long.
+    pub(crate) fn expecting(initial: Span) -> Self {
+        RttEstimator {
+            answer_min: match initial >= LONG_ROUND_TRIP_MIN {
+                true => initial,
+                false => Span::ZERO,
+            },
+            ..RttEstimator::new(initial)
+        }
+    }
+
+    /// Assumes a longer round trip than before, as long as none was measured.
+    pub(crate) fn assume_at_least(&mut self, round_trip: Span) {
+        if self.smoothed.is_none() && self.initial < round_trip {
+            let answer_min = self.answer_min;
+            *self = RttEstimator::new(round_trip);
+            self.answer_min = answer_min;
         }
     }
 
@@ -65,8 +90,10 @@ impl RttEstimator {
     pub(crate) fn is_measured(&self) -> bool {
         self.smoothed.is_some()
     }
-    /// The probe timeout before backoff (RFC 9002 §6.2.1).
+    /// The probe timeout before backoff (RFC 9002 §6.2.1). R-LONG-2: packets may have waited for a scheduled link,
+    /// however regularly the last answers came.
     pub(crate) fn probe_timeout(&self, peer_ack_delay: Span) -> Span {
-        self.smoothed() + self.variance.times(4).max(GRANULARITY) + peer_ack_delay
+        let measured = self.smoothed() + self.variance.times(4).max(GRANULARITY);
+        measured.max(self.answer_min) + peer_ack_delay
     }
 }

@@ -64,8 +64,8 @@ pub(crate) struct SentPacket {
     pub(crate) app_limited: bool,
     /// Bytes of the packet's data that were repeated on another path.
     pub(crate) copied: u16,
-    /// Whether the packet was lost at random, so that congestion control is not informed of the
-    /// loss.
+    /// Whether congestion control is not informed of the packet's loss: it was lost at random, was a probe of the
+    /// datagram size, or was sent in an outage.
     pub(crate) hidden: bool,
     pub(crate) data: Option<SentData>,
     pub(crate) more: Vec<SentFrame>,

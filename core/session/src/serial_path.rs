@@ -14,7 +14,7 @@ use d2tp_time::{Span, Time};
 use d2tp_wire::DATAGRAM_FIRST_BYTES;
 
 use crate::config::EndpointConfig;
-use crate::congestion::{AckEvent, Controller, Siblings};
+use crate::congestion::{AckEvent, Controller, SiblingPaths};
 use crate::mtu::MtuDiscovery;
 use crate::path::{LIMIT_DATAGRAMS_MIN, SessionPath};
 use crate::rtt::RttEstimator;
@@ -101,7 +101,7 @@ pub(crate) struct SerialWindow {
 }
 
 impl Controller for SerialWindow {
-    fn on_ack(&mut self, _: AckEvent, _: Siblings<'_>) {}
+    fn on_ack(&mut self, _: AckEvent, _: SiblingPaths<'_>) {}
     fn on_loss(&mut self, _: Time, _: Time) {}
     fn on_persistent_congestion(&mut self) {}
     fn on_blackout(&mut self, _: Span, _: bool) {}
@@ -150,11 +150,8 @@ impl SessionPath {
             return;
         }
         let size = datagram_within(self.limit_in.1);
-        if size < DATAGRAM_FIRST_BYTES as u64 {
-            self.mtu = MtuDiscovery::fixed(size as u16);
-        } else if self.mtu.is_small() {
-            self.mtu = MtuDiscovery::fixed(DATAGRAM_FIRST_BYTES as u16);
-        } else {
+        let small = (size < DATAGRAM_FIRST_BYTES as u64).then_some(size as u16);
+        if !self.mtu.set_limit(small) {
             return;
         }
         self.recovery.is_narrow = self.mtu.is_small();
@@ -165,10 +162,37 @@ impl SessionPath {
 
 #[cfg(test)]
 mod tests {
+    use d2tp_wire::{CID_BYTES, Cid, DATAGRAM_MAX_BYTES, PathId, TOKEN_BYTES};
+
     use super::*;
+    use crate::link::{Addresses, LinkId};
     use crate::relay::RelayId;
     use crate::reserved_address::is_reserved_address;
     use crate::stream_path_state::StreamPathId;
+
+    #[test]
+    fn a_limit_stands_when_the_path_was_over_a_stream_meanwhile() {
+        // R-SERIAL-4
+        let addresses = Addresses {
+            link: LinkId(0),
+            local: None,
+            remote: "192.0.2.1:2".parse().unwrap(),
+        };
+        let config = EndpointConfig::default();
+        let cid = (Cid([1; CID_BYTES]), [0; TOKEN_BYTES]);
+        let mut path = SessionPath::new(Time::ZERO, PathId(0), addresses, &config, cid);
+        path.limit_in = (1, 1_920);
+        path.fit_datagrams_to_limit();
+        for (remote, bytes) in [
+            (addresses.remote, 480),
+            (StreamPathId(3).address(), DATAGRAM_MAX_BYTES),
+            (addresses.remote, 480),
+        ] {
+            path.addresses.remote = remote;
+            path.set_carrier(&config);
+            assert_eq!((path.mtu.current(), path.mtu.probe()), (bytes, None));
+        }
+    }
 
     fn line(bytes_per_second: u32) -> SerialPathId {
         SerialPathId {

@@ -93,7 +93,7 @@ pub enum FlowError {
 /// The result of a read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReadOutcome {
-    /// Bytes, in order.
+    /// The next bytes of the flow.
     Chunk(Bytes),
     /// The end: all that the peer sent was read.
     End,
@@ -171,7 +171,7 @@ pub(crate) struct ActivePath {
     pub(crate) gap: Option<Span>,
 }
 
-/// A D2TP session.
+/// A D2TP session: its paths, flows, keys and loss recovery.
 pub struct Session {
     pub(crate) role: Role,
     pub(crate) config: Arc<EndpointConfig>,
@@ -190,6 +190,8 @@ pub struct Session {
     /// The running handshake. It is boxed, like other state that an idle session lacks, because a
     /// server has many idle sessions.
     pub(crate) handshake: Option<Box<ClientHandshake>>,
+    /// Whether the running handshake is with another node than the one to which the paths lead.
+    pub(crate) moves_to_node: bool,
     /// A device's ticket for the next handshake without a path.
     pub(crate) ticket: Option<Box<ClientTicket>>,
     /// The secret of the last exchange by ML-KEM.
@@ -258,6 +260,8 @@ pub struct Session {
     pub(crate) awaits_memory: bool,
     /// When the keys in force were agreed.
     pub(crate) keys_at: Time,
+    /// The shortest round trip of the path that last measured one; zero before that. Handshakes expect it.
+    pub(crate) round_trip_known: Span,
     /// A server's secrets, from which it makes tokens for the ids that it issues.
     pub(crate) cookie_secrets: Option<Arc<CookieSecrets>>,
     pub(crate) initial_flow_credit: u64,
@@ -300,6 +304,7 @@ impl Session {
             keys: None,
             generation: 0,
             handshake: None,
+            moves_to_node: false,
             ticket: None,
             paths: Paths::default(),
             flows: FlowTable::default(),
@@ -338,6 +343,7 @@ impl Session {
             unretained: false,
             awaits_memory: false,
             keys_at: now,
+            round_trip_known: Span::ZERO,
             cookie_secrets: None,
             initial_flow_credit: 0,
             duplicate_bytes: 0,

@@ -18,7 +18,6 @@ use d2tp_time::Time;
 use d2tp_wire::{DATAGRAM_MAX_BYTES, ReasonCode};
 
 use crate::config::EndpointConfig;
-use crate::congestion::controller;
 use crate::mtu::MtuDiscovery;
 use crate::path::SessionPath;
 use crate::session::Session;
@@ -47,12 +46,13 @@ impl SessionPath {
         } else if !on_stream && self.stream.is_some() {
             self.mtu = MtuDiscovery::new(datagram_max(config, &self.addresses));
             let datagram = self.mtu.current() as u64;
-            self.recovery.controller = controller(config.congestion, datagram);
+            self.recovery.controller = config.new_controller(datagram);
         }
         self.stream = on_stream.then_some(StreamPathState {
             room: STREAM_ROOM_BYTES,
             closed: false,
         });
+        self.fit_datagrams_to_limit();
     }
 }
 

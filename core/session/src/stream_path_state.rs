@@ -7,7 +7,7 @@ use d2tp_time::{Span, Time};
 use d2tp_wire::DATAGRAM_MAX_BYTES;
 
 use crate::config::EndpointConfig;
-use crate::congestion::{AckEvent, Controller, Siblings, WINDOW_INITIAL_DATAGRAMS};
+use crate::congestion::{AckEvent, Controller, SiblingPaths, WINDOW_INITIAL_DATAGRAMS};
 use crate::link::Addresses;
 
 /// Bytes that a new stream path may pass to the driver before the driver reports room: one batch.
@@ -73,7 +73,7 @@ impl StreamWindow {
 }
 
 impl Controller for StreamWindow {
-    fn on_ack(&mut self, acked: AckEvent, _: Siblings<'_>) {
+    fn on_ack(&mut self, acked: AckEvent, _: SiblingPaths<'_>) {
         let held = acked.in_flight + acked.bytes;
         let fall = self.window.saturating_sub(held) / WINDOW_FALL;
         self.window = held.max(self.window - fall).max(self.floor);

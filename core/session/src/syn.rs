@@ -24,7 +24,7 @@ pub(crate) struct Syn {
     pub(crate) early_data: Option<Vec<u8>>,
     /// The epoch of the handshake that issued the ticket, if the SYN has one.
     pub(crate) ticket_of: Option<u32>,
-    /// What the device says about keys of ML-KEM, if it offers them.
+    /// The device's offer to agree keys by ML-KEM, if it makes one.
     pub(crate) hybrid: Option<SynTrailer>,
 }
 

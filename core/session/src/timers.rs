@@ -51,7 +51,7 @@ impl Session {
         let (waits, asking) = (self.role == Role::Initiator, self.probe_frequency());
         for (slot, path) in self.paths.iter().enumerate() {
             if waits && self.expects_payload(path) {
-                at = at.min(path.liveness_probe_at(delay));
+                at = at.min(path.liveness_probe_at(delay, interval));
             }
             at = at.min(path.recovery.loss_at()).min(self.quiet_at(path));
             at = at.min(self.one_way_at(slot));
@@ -203,11 +203,9 @@ impl Session {
         let mut handshake = None;
         for slot in 0..self.paths.len() {
             if self.role == Role::Initiator
-                && self
-                    .paths
-                    .iter()
-                    .nth(slot)
-                    .is_some_and(|p| p.liveness_probe_at(delay) <= now && self.expects_payload(p))
+                && self.paths.iter().nth(slot).is_some_and(|p| {
+                    p.liveness_probe_at(delay, interval) <= now && self.expects_payload(p)
+                })
             {
                 let path = self.paths.at(slot);
                 path.idle_probes += 1;

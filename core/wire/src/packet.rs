@@ -45,7 +45,7 @@ pub struct PathId(pub u32);
 /// The kind of a packet, as its first byte states it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PacketKind {
-    /// Sealed frames.
+    /// A packet of sealed frames.
     Data,
     /// First message of a handshake.
     Syn,

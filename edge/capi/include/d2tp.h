@@ -142,9 +142,9 @@ struct addrinfo;
 
 /* The address of AF_D2TP. */
 struct sockaddr_d2tp {
-    /* AF_D2TP. */
+    /* The address family, `AF_D2TP`. */
     sa_family_t sd_family;
-    /* In network byte order. */
+    /* The port in network byte order. */
     in_port_t sd_port;
     /* The server's public key; all 0: none. */
     uint8_t sd_key[32];

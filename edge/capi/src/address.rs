@@ -27,9 +27,9 @@ pub(crate) const HOST_BYTES_MAX: usize = 91;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct SockaddrD2tp {
-    /// AF_D2TP.
+    /// The address family, `AF_D2TP`.
     pub(crate) sd_family: sa_family_t,
-    /// In network byte order.
+    /// The port in network byte order.
     pub(crate) sd_port: in_port_t,
     /// The server's public key; all 0: none.
     pub(crate) sd_key: [u8; 32],
@@ -226,6 +226,7 @@ impl SocketName {
             stream,
             nodes: Default::default(),
             requires_hybrid: false,
+            round_trip: None,
         }
     }
 }

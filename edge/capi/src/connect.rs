@@ -41,7 +41,7 @@ const PLACE_RETRY: Duration = Duration::from_secs(1); // a guess: each costs the
 /// Where an established connection is carried.
 enum ConnectionCarrier {
     Local(Box<CarriedFlow>),
-    /// In an agent, which reports the connection's status.
+    /// An agent carries the connection, and reports its status.
     Agent(AgentConnection),
 }
 

@@ -80,6 +80,7 @@ mod tests {
             up,
             carrier: up,
             mtu_bytes: 1500,
+            dhcp_proxy: None,
             addresses: vec![IpAddr::from([192, 0, 2, 7])],
             routes: vec![DefaultRoute {
                 metric: 1,

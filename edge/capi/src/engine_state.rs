@@ -38,7 +38,7 @@ pub(crate) struct EngineState {
     key: RefCell<Option<SecretKey>>,
     /// Sessions by the addresses of their servers and key file.
     sessions: RefCell<HashMap<String, Rc<OnceCell<Rc<ServerSession>>>>>,
-    /// Servers that do not let this device in, by the same.
+    /// The keys of servers that refuse this device, by the addresses of the server and the key file.
     refusing: RefCell<HashMap<String, Vec<PublicKey>>>,
     monitor: OnceCell<watch::Receiver<Arc<Vec<Link>>>>,
     pub(crate) listeners: ListenAddresses,

@@ -61,7 +61,7 @@ pub struct D2tpInfo {
     pub(crate) di_bytes_ahead: u64,
 }
 
-/// di_state
+/// Values of `di_state` in `struct d2tp_info`.
 const IDLE: u32 = 0;
 const OPENING: u32 = 1;
 pub(crate) const OPEN: u32 = 2;

@@ -365,7 +365,7 @@ pub(crate) fn unread(ours: RawFd) -> u64 {
 
 /// Linux, include/uapi/linux/sockios.h: bytes not sent yet.
 const SIOCOUTQNSD: libc::Ioctl = 0x894b;
-/// Linux, include/uapi/linux/sock_diag.h.
+/// The request for sockets of an address family. // linux/sock_diag.h
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 /// Bytes of a netlink message header (include/uapi/linux/netlink.h).
 const NETLINK_HEAD_BYTES: usize = 16;

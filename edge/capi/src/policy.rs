@@ -1,8 +1,8 @@
 //! Scheduling of a socket's flow: whether it may use metered links, by its options. In an agent the
 //! agent's scheduler decides for all clients.
 //!
-//! Only a deadline or a budget requires a decision every second, and only while a metered link is
-//! up; other policies are decided once. With thresholds, the data buffered ahead of the program
+//! Only a deadline, a budget, or data under the policy `any` requires a decision every second, and only while a metered
+//! link is up; other policies are decided once. With thresholds, the data buffered ahead of the program
 //! decides ([`crate::read_ahead`]), five times a second.
 
 use std::cell::{Cell, RefCell};
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use d2tp_driver::{Device, Flow, LinkStatus, LinkUse, PathState};
 use d2tp_sched::{
-    ClientDecision, DeadlineFallback, FlowSpending, Grant, REPORT_EVERY, SpendingChange,
+    ClientDecision, CostPolicy, DeadlineFallback, FlowSpending, Grant, REPORT_EVERY, SpendingChange,
 };
 use d2tp_time::{Span, Time};
 use tokio::sync::Notify;
@@ -229,10 +229,12 @@ async fn decide(
         if budget.is_broke(now(), stuck && !statuses.iter().any(works_free)) {
             return SocketFault::new(libc::EDQUOT, budget_exhausted(&options));
         }
+        // Whether free links are too slow shows while something moves.
+        let compares = compares_links(&options, &statuses);
         let rests = scheduled
             .borrow_mut()
             .as_mut()
-            .filter(|_| home.is_agent)
+            .filter(|_| home.is_agent || compares)
             .map(|scheduled| scheduled.is_idle(now(), &options, moved, watches || woken && lacks));
         wakes.resting.set(rests == Some(true));
         let counts = match rests {
@@ -247,7 +249,7 @@ async fn decide(
             (false, false) => ASK_EVERY,
         };
         tokio::select! {
-            () = tokio::time::sleep(pause), if counts || watches || locked && rests.is_none() => {}
+            () = tokio::time::sleep(pause), if counts || watches || locked && !home.is_agent => {}
             () = lock_changed(home, sees.owner, locked) => {}
             _ = links.changed() => {}
             // A change of the links may reach the device later than `links`.
@@ -346,6 +348,11 @@ fn counts(options: &SocketOptions, statuses: &[LinkStatus]) -> bool {
     statuses.iter().any(costs) && need(options, 0, options.budget).is_weighed()
 }
 
+/// Whether metered links may be used beside free ones that are up, if those are too slow.
+fn compares_links(options: &SocketOptions, statuses: &[LinkStatus]) -> bool {
+    options.policy == CostPolicy::Any && statuses.iter().any(costs)
+}
+
 /// What a flow has spent, and since when nothing is left of its budget.
 #[derive(Default)]
 struct BudgetMeter {
@@ -416,7 +423,6 @@ mod tests {
 
     use crate::socket_scheduler::OwnScheduler;
     use d2tp_links::CostClass;
-    use d2tp_sched::CostPolicy;
 
     fn status(class: CostClass, usage: LinkUse, rate: u64) -> LinkStatus {
         LinkStatus {

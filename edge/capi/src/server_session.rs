@@ -83,7 +83,7 @@ impl ServerSession {
         key: SecretKey,
         links: Option<watch::Receiver<Arc<Vec<Link>>>>,
     ) -> Result<ServerSession, SocketFault> {
-        if let Err(fault) = settings_file::use_http_proxy() {
+        if let Err(fault) = settings_file::use_network_settings() {
             // The server may be reached without it.
             tracing::warn!(error = %fault.text, "no HTTP proxy is used");
         }

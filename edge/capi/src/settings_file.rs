@@ -11,7 +11,7 @@ use crate::errno::SocketFault;
 /// The settings of all users of this machine.
 const SYSTEM_FILE: &str = "/etc/cedos/config.toml";
 
-/// What a file says. Other keys are for other programs.
+/// The settings in a file that concern sockets. Other keys are for other programs.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct SocketSettings {
@@ -26,6 +26,7 @@ struct ProxySettings {
     #[serde(deserialize_with = "words")]
     default: Option<String>,
     http: Option<String>,
+    discover: Option<bool>,
 }
 
 /// Reads a text, or an array of texts as words of one.
@@ -141,15 +142,19 @@ pub(crate) fn key_file() -> Result<Option<PathBuf>, SocketFault> {
     )
 }
 
-/// Uses the HTTP proxy of the settings for streams of this process, if nobody has decided that yet.
+/// Uses what the settings say for this process: the HTTP proxy for streams, and whether local networks are asked for
+/// proxies. Nothing, if somebody has decided that already.
 ///
 /// # Errors
 /// The settings cannot be read, or what they name is not the address of an HTTP proxy.
-pub(crate) fn use_http_proxy() -> Result<(), SocketFault> {
+pub(crate) fn use_network_settings() -> Result<(), SocketFault> {
     if d2tp_driver::is_http_proxy_set() {
         return Ok(());
     }
-    let named = first(&read(&paths())?, |file| file.proxy.http.as_ref());
+    let files = read(&paths())?;
+    let asks = files.iter().find_map(|file| file.proxy.discover);
+    d2tp_driver::use_local_hints(asks.unwrap_or(true));
+    let named = first(&files, |file| file.proxy.http.as_ref());
     let used = d2tp_driver::use_http_proxy(named.as_deref());
     used.map_err(|error| SocketFault::new(libc::EINVAL, error))
 }

@@ -5,9 +5,9 @@ mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use support::{C, document};
+use support::{CProgram, document};
 
-fn seen(program: &C) -> BTreeMap<String, String> {
+fn seen(program: &CProgram) -> BTreeMap<String, String> {
     let said = program.run(&[]);
     let lines = said.lines().map(|line| {
         let (step, value) = line.rsplit_once(':').expect("step: value");
@@ -26,8 +26,8 @@ fn documented() -> BTreeSet<String> {
 
 #[test]
 fn the_same_program_sees_the_same_but_for_what_is_documented() {
-    let kernel = seen(&C::plain("conformance.c"));
-    let ours = seen(&C::with_d2tp("conformance.c"));
+    let kernel = seen(&CProgram::plain("conformance.c"));
+    let ours = seen(&CProgram::with_d2tp("conformance.c"));
     assert!(kernel.len() > 200, "only {} steps ran", kernel.len());
     let steps: BTreeSet<&String> = kernel.keys().chain(ours.keys()).collect();
     let differ = steps

@@ -2,16 +2,16 @@
 
 mod support;
 
-use support::{C, told};
+use support::{CProgram, told};
 
 #[test]
 fn messages_keep_their_bounds_names_sizes_ways_times_and_ends() {
-    assert_eq!(C::with_d2tp("datagrams.c").run(&[]), "ok\n");
+    assert_eq!(CProgram::with_d2tp("datagrams.c").run(&[]), "ok\n");
 }
 
 #[test]
 fn the_address_sanitizer_finds_nothing_in_datagrams() {
-    let program = match C::with_flags("datagrams.c", &["-fsanitize=address"]) {
+    let program = match CProgram::with_flags("datagrams.c", &["-fsanitize=address"]) {
         Ok(program) => program,
         Err(why) if why.contains("cannot find") => {
             eprintln!("not tried: this compiler has no address sanitizer");

@@ -2,14 +2,14 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader, Write};
-use std::net::TcpListener;
+use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
-use support::{C, Server, told};
+use cedos_lab_rig::origin::ScriptedOrigin;
+use support::{CProgram, Server, told};
 
 fn says_ok(source: &str) {
-    assert_eq!(C::with_d2tp(source).run(&[]), "ok\n", "{source}");
+    assert_eq!(CProgram::with_d2tp(source).run(&[]), "ok\n", "{source}");
 }
 
 #[test]
@@ -34,7 +34,7 @@ fn a_child_has_its_parents_sockets_and_an_engine_of_its_own() {
 
 #[test]
 fn what_was_written_before_exit_arrives_whole_at_a_slow_reader() {
-    let (server, client) = (C::with_d2tp("late.c"), C::with_d2tp("late.c"));
+    let (server, client) = (CProgram::with_d2tp("late.c"), CProgram::with_d2tp("late.c"));
     let mut server = server
         .command()
         .arg("serve")
@@ -54,22 +54,12 @@ fn what_was_written_before_exit_arrives_whole_at_a_slow_reader() {
 
 #[test]
 fn any_host_is_reached_through_the_proxy_and_its_refusals_are_errors_of_connect() {
-    let (proxy, client) = (C::with_d2tp("proxy.c"), C::with_d2tp("get.c"));
+    let (proxy, client) = (CProgram::with_d2tp("proxy.c"), CProgram::with_d2tp("get.c"));
     let proxy_process = Server::start(&proxy);
-    let origin = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let port = origin.local_addr().expect("an address").port().to_string();
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let body = "x".repeat(300_000);
-    let answer = body.clone();
-    let serving = std::thread::spawn(move || {
-        for _ in 0..2 {
-            let (mut stream, _) = origin.accept().expect("a connection");
-            let mut head = BufReader::new(stream.try_clone().expect("a twin")).lines();
-            let asked = head.next().expect("a line").expect("a line");
-            assert_eq!(asked, "GET /a HTTP/1.0");
-            while !head.next().expect("a line").expect("a line").is_empty() {}
-            stream.write_all(answer.as_bytes()).expect("it is read");
-        }
-    });
+    let origin = runtime.block_on(ScriptedOrigin::fixed(body.clone()));
+    let port = origin.address.port().to_string();
     let get = |host: &str, port: &str| {
         let mut command = client.command();
         command
@@ -80,7 +70,14 @@ fn any_host_is_reached_through_the_proxy_and_its_refusals_are_errors_of_connect(
     assert!(get("127.0.0.1", &port) == body);
     // Only the proxy can resolve this name.
     assert!(get("origin.example", &port) == body);
-    serving.join().expect("it served");
+    let requests = origin.requests();
+    let heads: Vec<_> = requests
+        .iter()
+        .map(|request| request.head.lines().next())
+        .collect();
+    assert_eq!(heads, [Some("GET /a HTTP/1.0"); 2]);
+    // The origin's port is closed with its runtime.
+    drop(runtime);
     let refused = get("127.0.0.1", &port);
     assert!(
         refused.starts_with("ECONNREFUSED: the proxy refuses (502)"),
@@ -95,7 +92,7 @@ fn any_host_is_reached_through_the_proxy_and_its_refusals_are_errors_of_connect(
 
 #[test]
 fn io_uring_sends_polls_receives_and_closes_descriptors_of_ours() {
-    let said = C::with_d2tp("uring.c").run(&[]);
+    let said = CProgram::with_d2tp("uring.c").run(&[]);
     match said.strip_prefix("no io_uring here") {
         Some(why) => eprintln!("not tried: the kernel lets nobody use io_uring{why}"),
         None => assert_eq!(said, "ok\n"),
@@ -121,7 +118,7 @@ const SANE: [&str; 12] = [
 
 fn under(sanitizer: &str, options: (&str, &str)) {
     let flag = format!("-fsanitize={sanitizer}");
-    let program = match C::with_flags("conformance.c", &[&flag]) {
+    let program = match CProgram::with_flags("conformance.c", &[&flag]) {
         Ok(program) => program,
         Err(why) if why.contains("cannot find") => {
             eprintln!("not tried: this compiler has no {sanitizer} sanitizer");

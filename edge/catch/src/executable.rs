@@ -18,7 +18,8 @@ const FIRST_LINE_BYTES_MAX: u64 = 256;
 /// How a program makes system calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExecutableKind {
-    /// By a C library that is loaded at start, so that a preloaded library is called first.
+    /// The program is linked to a C library that is loaded at start, so that a preloaded library is
+    /// called first.
     Dynamic,
     /// Directly, with Go's own resolver.
     Go,
@@ -35,7 +36,7 @@ pub struct Executable {
     pub path: PathBuf,
     /// The file that is executed: the interpreter of a script.
     pub runs: PathBuf,
-    /// The kind of that file.
+    /// The kind of the file that is executed.
     pub kind: ExecutableKind,
 }
 

@@ -85,7 +85,7 @@ pub struct LaunchResources {
     pub proxy: TcpListener,
     /// The socket that preload.c sends requests to.
     pub preload_socket: OwnedFd,
-    /// The name of that socket.
+    /// The name of the socket on which the preloaded library is served.
     pub preload_name: OsString,
     /// The sockets of the name server, for [`crate::serve`].
     pub dns: Vec<OwnedFd>,
@@ -93,7 +93,7 @@ pub struct LaunchResources {
     pub dns_port: u16,
     /// The program's TUN device.
     pub tun: Option<OwnedFd>,
-    /// The MTU of that device.
+    /// The MTU of the TUN device.
     pub tun_mtu: u16,
     reserved: ReservedPort,
     socket_server: Option<OwnedFd>,

@@ -45,7 +45,7 @@ const fn arg_high(n: u32) -> u32 {
     16 + 8 * n + if cfg!(target_endian = "big") { 0 } else { 4 }
 }
 
-/// linux/audit.h
+/// The architecture of this program, as seccomp reports it. // linux/audit.h
 #[cfg(target_arch = "x86_64")]
 const ARCH_OURS: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
@@ -152,7 +152,8 @@ pub(crate) fn install() -> io::Result<OwnedFd> {
         .or_else(|_| listen(libc::SECCOMP_FILTER_FLAG_NEW_LISTENER))
 }
 
-/// linux/seccomp.h: SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
+/// A caught call waits in a state that only a fatal signal interrupts:
+/// SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV. // linux/seccomp.h
 const WAIT_KILLABLE: libc::c_ulong = 1 << 5;
 
 /// Receives the calls that the kernel holds.

@@ -1,7 +1,7 @@
 //! The address of a server, which includes its key: `d2tp://host:port/KEY`, or
 //! `d2tp://host:port/KEY?stream=PORT` if streams are accepted on another TCP port than 443. With
-//! `?hybrid=required` a device uses the server with keys by ML-KEM only (R-KEM-8); several settings are
-//! separated by `&`.
+//! `?hybrid=required` a device uses the server with keys by ML-KEM only (R-KEM-8), with `?round-trip-s=SECONDS` it waits so
+//! long for answers; several settings are separated by `&`.
 //!
 //! A server with several nodes, all of which have its key: `d2tp://host:port,host:port/KEY`, or
 //! `d2tp://name/KEY`, whose nodes the SVCB records of `_d2tp.name` list.
@@ -9,7 +9,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use d2tp_session::PublicKey;
+use d2tp_session::{PublicKey, Span};
 use d2tp_stream::STREAM_PORT_DEFAULT;
 
 /// The UDP port of a server whose address or record names none.
@@ -17,12 +17,15 @@ pub const PORT_DEFAULT: u16 = 4433;
 /// The most nodes in an address.
 pub const NODES_MAX: usize = 8;
 
+/// The longest round trip that an address may name: to the outer planets and back.
+pub const ROUND_TRIP_S_MAX: u32 = 24 * 3600; // a guess
+
 /// Where one of a server's nodes is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NodeAddress {
     /// Name or literal address (IPv6 without brackets).
     pub host: String,
-    /// UDP port.
+    /// The UDP port of the server.
     pub port: u16,
 }
 
@@ -52,7 +55,7 @@ pub enum ServerNodes {
 pub struct ServerAddress {
     /// Name or literal address (IPv6 without brackets).
     pub host: String,
-    /// UDP port.
+    /// The UDP port of the server.
     pub port: u16,
     /// The server's public key. The device connects to no host with another key.
     pub key: PublicKey,
@@ -63,6 +66,9 @@ pub struct ServerAddress {
     pub nodes: ServerNodes,
     /// Whether keys by ML-KEM are required of the server (R-KEM-8).
     pub requires_hybrid: bool,
+    /// How long the server takes to answer, where that is known to be long: to another planet, the waits for scheduled
+    /// links included (R-LONG-1). Its operator sets it at the server's end, too.
+    pub round_trip: Option<Span>,
 }
 
 impl ServerAddress {
@@ -93,6 +99,7 @@ impl ServerAddress {
         }
         if self.host == other.host && self.nodes == other.nodes && self.port == other.port {
             self.requires_hybrid |= other.requires_hybrid;
+            self.round_trip = self.round_trip.max(other.round_trip);
             return Ok(());
         }
         if [&self.nodes, &other.nodes].contains(&&ServerNodes::Records) {
@@ -118,6 +125,7 @@ impl ServerAddress {
         }
         self.stream = self.stream.or(other.stream);
         self.requires_hybrid |= other.requires_hybrid;
+        self.round_trip = self.round_trip.max(other.round_trip);
         Ok(())
     }
 
@@ -155,7 +163,11 @@ impl FromStr for ServerAddress {
             .split_once('/')
             .ok_or_else(|| fail("the key is missing"))?;
         let (key, query) = key.split_once('?').unwrap_or((key, ""));
-        let (stream, requires_hybrid) = read_settings(query).map_err(fail)?;
+        let AddressSettings {
+            stream,
+            requires_hybrid,
+            round_trip,
+        } = read_settings(query).map_err(fail)?;
         let key = PublicKey::from_text(key.trim_end_matches('/'))
             .map_err(|_| fail("the key is not 43 characters of base64url"))?;
         if is_service_name(place) {
@@ -166,6 +178,7 @@ impl FromStr for ServerAddress {
                 stream,
                 nodes: ServerNodes::Records,
                 requires_hybrid,
+                round_trip,
             });
         }
         let mut nodes = Vec::new();
@@ -186,25 +199,44 @@ impl FromStr for ServerAddress {
                 false => ServerNodes::Also(nodes),
             },
             requires_hybrid,
+            round_trip,
         })
     }
 }
 
-/// Reads what may follow the key: the port of streams, and whether hybrid keys are required.
-fn read_settings(query: &str) -> Result<(Option<u16>, bool), &'static str> {
-    let (mut stream, mut requires_hybrid) = (None, false);
+/// What may follow the key.
+#[derive(Default)]
+struct AddressSettings {
+    stream: Option<u16>,
+    requires_hybrid: bool,
+    round_trip: Option<Span>,
+}
+
+/// Reads what may follow the key.
+fn read_settings(query: &str) -> Result<AddressSettings, &'static str> {
+    let mut settings = AddressSettings::default();
     for setting in query.split('&').filter(|_| !query.is_empty()) {
         match setting.split_once('=') {
-            Some(("stream", port)) if stream.is_none() => {
+            Some(("stream", port)) if settings.stream.is_none() => {
                 let port = port.parse();
                 let port = port.map_err(|_| "the stream port is not a number up to 65535")?;
-                stream = Some(port);
+                settings.stream = Some(port);
             }
-            Some(("hybrid", "required")) => requires_hybrid = true,
-            _ => return Err("after the key only ?stream=PORT or ?hybrid=required may follow"),
+            Some(("hybrid", "required")) => settings.requires_hybrid = true,
+            Some(("round-trip-s", seconds)) if settings.round_trip.is_none() => {
+                let seconds = seconds.parse().ok();
+                let seconds = seconds.filter(|s| (1..=ROUND_TRIP_S_MAX).contains(s));
+                let seconds = seconds.ok_or("the round trip is not 1 to 86400 seconds")?;
+                settings.round_trip = Some(Span::from_secs(seconds.into()));
+            }
+            _ => {
+                return Err(
+                    "after the key only ?stream=PORT, ?hybrid=required or ?round-trip-s=SECONDS may follow",
+                );
+            }
         }
     }
-    Ok((stream, requires_hybrid))
+    Ok(settings)
 }
 
 /// Reads `host:port`.
@@ -242,14 +274,14 @@ impl fmt::Display for ServerAddress {
                 write!(f, "d2tp://{}/{}", nodes.join(","), self.key)?;
             }
         }
-        if let Some(port) = self.stream {
-            write!(f, "?stream={port}")?;
-        }
-        match (self.requires_hybrid, self.stream) {
-            (false, _) => Ok(()),
-            (true, None) => f.write_str("?hybrid=required"),
-            (true, Some(_)) => f.write_str("&hybrid=required"),
-        }
+        let stream = self.stream.map(|port| format!("stream={port}"));
+        let hybrid = self.requires_hybrid.then(|| "hybrid=required".to_owned());
+        let round_trip = self.round_trip.map(Span::as_secs_f64);
+        let round_trip = round_trip.map(|seconds| format!("round-trip-s={:.0}", seconds.ceil()));
+        let settings = [stream, hybrid, round_trip].into_iter().flatten();
+        settings
+            .zip(["?", "&", "&"])
+            .try_for_each(|(setting, sign)| write!(f, "{sign}{setting}"))
     }
 }
 
@@ -268,6 +300,7 @@ mod tests {
                 stream: None,
                 nodes: Default::default(),
                 requires_hybrid: false,
+                round_trip: None,
             };
             assert_eq!(address.stream_port(), Some(443));
             assert_eq!(address.to_string().parse(), Ok(address.clone()));
@@ -282,7 +315,13 @@ mod tests {
                     requires_hybrid: true,
                     ..address
                 };
-                assert_eq!(required.to_string().parse(), Ok(required));
+                assert_eq!(required.to_string().parse(), Ok(required.clone()));
+                let far = ServerAddress {
+                    round_trip: Some(Span::from_secs(2_400)),
+                    ..required
+                };
+                assert!(far.to_string().ends_with("&round-trip-s=2400"), "{far}");
+                assert_eq!(far.to_string().parse(), Ok(far));
             }
         }
         let two = format!("d2tp://a.example:1,[2001:db8::1]:2/{key}");
@@ -316,6 +355,8 @@ mod tests {
             "d2tp://a:1/BwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwc?port=443",
             "d2tp://a:1/BwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwc?hybrid=off",
             "d2tp://a:1/BwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwc?stream=1&",
+            "d2tp://a:1/BwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwc?round-trip-s=0",
+            "d2tp://a:1/BwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwc?round-trip-s=40m",
         ] {
             assert!(bad.parse::<ServerAddress>().is_err(), "{bad}");
         }

@@ -10,8 +10,12 @@ use std::net::{Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 
 use d2tp_links::{KernelLinkProbe, Link, LinkKind, LinkProbe, NoLinkProbe};
+use d2tp_session::PublicKey;
 use d2tp_udp::{BindError, BindOptions, LinkSocket};
 use tokio::net::TcpSocket;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+use crate::local_hints::{self, LocalHint};
 
 /// A socket on a link, and the server's address over that link.
 #[derive(Debug)]
@@ -61,6 +65,12 @@ pub trait Attach: Send + Sync + 'static {
     /// There is no socket.
     fn probe_socket(&self, _link: &Link, _to: SocketAddr) -> io::Result<UdpSocket> {
         Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Where the network behind a link says that the server with this key is, as answers come. Nobody is asked by
+    /// default.
+    fn local_hints(&self, _link: &Link, _server: PublicKey) -> UnboundedReceiver<LocalHint> {
+        unbounded_channel().1
     }
 
     /// The probe of this provider's links; by default one that measures nothing.
@@ -117,6 +127,10 @@ impl Attach for KernelLinks {
         Ok(d2tp_udp::bind_udp(&options)?)
     }
 
+    fn local_hints(&self, link: &Link, server: PublicKey) -> UnboundedReceiver<LocalHint> {
+        local_hints::ask_kernel_link(link, server)
+    }
+
     fn link_probe(&self) -> Arc<dyn LinkProbe> {
         Arc::new(KernelLinkProbe::default())
     }
@@ -155,12 +169,12 @@ fn nat64(remote: SocketAddr) -> Option<SocketAddr> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use d2tp_links::{CostAssessment, CostClass, DefaultRoute};
 
     use super::*;
 
-    fn link(addresses: &[&str]) -> Link {
+    pub(crate) fn link(addresses: &[&str]) -> Link {
         let addresses: Vec<std::net::IpAddr> =
             addresses.iter().map(|a| a.parse().unwrap()).collect();
         Link {
@@ -174,6 +188,7 @@ mod tests {
             up: true,
             carrier: true,
             mtu_bytes: 1500,
+            dhcp_proxy: None,
             routes: addresses
                 .iter()
                 .map(|a| DefaultRoute {

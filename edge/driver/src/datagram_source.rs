@@ -17,14 +17,17 @@ use d2tp_session::{DATAGRAMS_MAX, Session, Span, Time};
 /// The fewest datagrams that wait in the core: two packets' worth while a path is full.
 const WAITING_MIN: usize = 4; // a guess: some 5 kB, which a path of 1 Mb/s takes in 40 ms
 
+/// The datagrams that wait in the core while only slow paths carry. More: what is urgent waits for them. Fewer: packets are less full.
+const WAITING_SLOW: usize = 2; // a guess: half a second at 48 kb/s
+
 /// A datagram of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourcedDatagram {
-    /// The context in which it is sent, below [`crate::CONTEXTS`].
+    /// The context in which the datagram is sent, below [`crate::CONTEXTS`].
     pub context: u64,
     /// The payload.
     pub bytes: Bytes,
-    /// How long it may wait for a path from now on.
+    /// How long the datagram may wait for a path from now on.
     pub expiry: Duration,
 }
 
@@ -36,6 +39,20 @@ pub trait DatagramSource: Send + Sync + 'static {
     ///
     /// Is called with the session locked: it must not call the session, nor wait for who does.
     fn take(&self, max: usize, count: usize, datagrams: &mut Vec<SourcedDatagram>);
+
+    /// The session would have taken datagrams, and no path carries any, nor would one with grants. [`DatagramSource::take`]
+    /// follows when one does. It is called as `take` is, several times in an outage.
+    fn on_outage(&self) {}
+
+    /// The session carries datagrams only by paths that are far slower than one that fell silent, or no longer so. It is called
+    /// as `take` is, before it.
+    fn on_slow(&self, _is_slow: bool) {}
+
+    /// Whether the source, without datagrams now, has to learn of an outage, or is asked for datagrams again without
+    /// [`crate::Connection::datagrams_ready`]. It is called as `take` is.
+    fn is_waiting(&self) -> bool {
+        false
+    }
 }
 
 /// The source of a session, and how much of it is taken at once.
@@ -45,6 +62,8 @@ pub(crate) struct DatagramFeed {
     waiting_max: usize,
     /// Whether the source had more than was taken when it was last asked.
     pub(crate) had_more: bool,
+    /// What the source was told last by [`DatagramSource::on_slow`].
+    is_slow: bool,
     /// Room for what is taken at once.
     taken: Vec<SourcedDatagram>,
 }
@@ -55,6 +74,7 @@ impl DatagramFeed {
             source,
             waiting_max: WAITING_MIN,
             had_more: false,
+            is_slow: false,
             taken: Vec::new(),
         }
     }
@@ -62,12 +82,23 @@ impl DatagramFeed {
     /// Hands datagrams to the session. Returns whether the source may have more.
     pub(crate) fn fill(&mut self, now: Time, session: &mut Session) -> bool {
         if !session.carries_datagrams() {
+            if !session.is_metered() {
+                self.source.on_outage();
+            }
             // A turn follows when a path does.
             self.had_more = false;
             return true;
         }
+        let is_slow = session.carries_datagrams_slowly(self.is_slow);
+        if is_slow != self.is_slow {
+            self.is_slow = is_slow;
+            self.waiting_max = WAITING_MIN;
+            self.source.on_slow(is_slow);
+        }
         let waiting = session.datagrams_waiting();
-        if self.had_more {
+        if is_slow {
+            self.waiting_max = WAITING_SLOW;
+        } else if self.had_more {
             self.waiting_max = match waiting {
                 0 => (self.waiting_max * 2).min(DATAGRAMS_MAX),
                 _ => (self.waiting_max - 1).max(WAITING_MIN),
@@ -87,6 +118,6 @@ impl DatagramFeed {
         } else {
             self.had_more = true;
         }
-        self.had_more
+        self.had_more || self.source.is_waiting()
     }
 }

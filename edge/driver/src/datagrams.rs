@@ -115,7 +115,7 @@ impl Drop for ContextInbox {
 /// # let server = Server::bind(ServerOptions { listen: "127.0.0.1:0".parse()?,
 /// #     key: SecretKey::from_bytes([2; 32]), admission: Admission::Anybody, config: EndpointConfig::default() })?;
 /// # let device = Device::new(DeviceOptions { key: SecretKey::from_bytes([1; 32]), config: EndpointConfig::default(),
-/// #     server: ServerAddress { host: "127.0.0.1".into(), port: server.local_addr().port(), key: server.public_key(), stream: None, nodes: Default::default(), requires_hybrid: false } }).await?;
+/// #     server: ServerAddress { host: "127.0.0.1".into(), port: server.local_addr().port(), key: server.public_key(), stream: None, nodes: Default::default(), requires_hybrid: false, round_trip: None } }).await?;
 /// # device.use_default_route()?;
 /// # let _flow = { use tokio::io::AsyncWriteExt; let mut f = device.open(FlowSettings::default())?; f.write_all(b"x").await?; f };
 /// # let far = server.accept().await.unwrap().connection();
@@ -165,6 +165,13 @@ impl Connection {
     pub fn datagram_max(&self) -> Option<usize> {
         let inner = self.shared.inner.lock();
         inner.core.session(self.session).map(|s| s.datagram_max())
+    }
+
+    /// The largest datagram that paths carry now, in bytes; `None` while none does, or only metered links do.
+    pub fn datagram_max_now(&self) -> Option<usize> {
+        let inner = self.shared.inner.lock();
+        let session = inner.core.session(self.session)?;
+        session.carries_datagrams().then(|| session.datagram_max())
     }
 
     /// Sends a datagram, and drops it if no free path could take it within `expiry`. Returns at

@@ -43,6 +43,7 @@ use crate::driver_core::{DriverError, DriverShared};
 use crate::engine;
 use crate::flow::{Flow, FlowSettings};
 use crate::link_health;
+use crate::local_hints::{HintTrial, PresentNetworks};
 use crate::peer::ServerHandle;
 use crate::qlog::Qlog;
 use crate::relay_dispatch;
@@ -68,7 +69,7 @@ pub struct DeviceOptions {
     pub server: ServerAddress,
     /// The key pair of the device.
     pub key: SecretKey,
-    /// Protocol settings.
+    /// The settings of the protocol.
     pub config: EndpointConfig,
 }
 
@@ -116,6 +117,8 @@ pub(crate) struct DeviceInner {
     pub(crate) nodes: Mutex<DeviceNodes>,
     /// Notified when a lookup found other nodes.
     pub(crate) nodes_changed: Arc<Notify>,
+    /// How hints of local networks are tried; `None`: they are not asked for any.
+    pub(crate) hint_trial: Option<HintTrial>,
     /// Tell the lookups of the server's names that failed that links changed.
     links_changed: Vec<Arc<Notify>>,
     pub(crate) attach: Arc<dyn Attach>,
@@ -203,10 +206,35 @@ impl Device {
         Device::begin(options, attach, connect).await
     }
 
+    /// Creates a device that does not ask local networks where its server is.
+    pub(crate) async fn without_hints(
+        options: DeviceOptions,
+        attach: Arc<dyn Attach>,
+    ) -> Result<Device, DriverError> {
+        let number = u64::from_be_bytes(seed()[..8].try_into().expect("eight of 32 bytes"));
+        let server = options.server.key;
+        let connect = |core: &mut Endpoint| Ok(core.connect(clock::now(), server, number, EPOCHS));
+        Device::begin_with(options, attach, false, connect).await
+    }
+
+    /// Sets the use of one link, and that there are no others.
+    pub(crate) fn use_link(&self, link: &Link, usage: LinkUse) {
+        self.body.update(std::slice::from_ref(link), &|_| usage);
+    }
+
     /// Creates a device whose session `make` adds to the core.
     pub(crate) async fn begin(
         options: DeviceOptions,
         attach: Arc<dyn Attach>,
+        make: impl FnOnce(&mut Endpoint) -> Result<SessionId, DriverError>,
+    ) -> Result<Device, DriverError> {
+        Device::begin_with(options, attach, true, make).await
+    }
+
+    async fn begin_with(
+        options: DeviceOptions,
+        attach: Arc<dyn Attach>,
+        takes_hints: bool,
         make: impl FnOnce(&mut Endpoint) -> Result<SessionId, DriverError>,
     ) -> Result<Device, DriverError> {
         let DeviceOptions {
@@ -214,6 +242,9 @@ impl Device {
             key,
             mut config,
         } = options;
+        if let Some(round_trip) = server.round_trip {
+            config.expect_round_trip(round_trip);
+        }
         // R-KEM-8
         if server.requires_hybrid {
             config.hybrid = HybridPolicy::Required;
@@ -232,6 +263,16 @@ impl Device {
             Mirroring::Paid { bytes_per_second } => Some(bytes_per_second),
             Mirroring::Never | Mirroring::Free => None,
         };
+        let round_trip = match config.has_long_round_trip() {
+            true => config.rtt_initial,
+            false => Span::ZERO,
+        };
+        let hint_trial = takes_hints.then(|| HintTrial {
+            server: server.key,
+            key: key.clone(),
+            config: config.clone(),
+            attach: attach.clone(),
+        });
         let mut core = Endpoint::new(config, key, Admission::Nobody, seed(), seed());
         let session = make(&mut core)?;
         let shared = engine::start(core, false);
@@ -241,6 +282,7 @@ impl Device {
             session,
             nodes: Mutex::new(DeviceNodes::new(found)),
             nodes_changed: Arc::default(),
+            hint_trial,
             links_changed,
             link_probe: attach.link_probe(),
             attach,
@@ -249,6 +291,7 @@ impl Device {
                 links: DeviceLinks::new(DeviceLinkSettings {
                     acks_pay,
                     lend_rate,
+                    round_trip,
                 }),
                 ..DeviceState::default()
             }),
@@ -316,8 +359,10 @@ impl Device {
     ) {
         let body = self.body.clone();
         self.watcher = Some(tokio::spawn(async move {
+            let mut networks = PresentNetworks::default();
             loop {
                 let now: Arc<Vec<Link>> = links.borrow_and_update().clone();
+                networks.update(&now);
                 let by_route = is_by_route(&now);
                 if by_route
                     && !body.has_default_route()
@@ -379,6 +424,12 @@ impl Device {
     pub fn paid_bytes(&self, flow: &Flow) -> u64 {
         self.body
             .observed(|links, _| links.paid_bytes(flow.flow_id()))
+    }
+
+    /// Bytes carried for the flow on metered links since it was last allowed to pay, with those since the last tick.
+    pub fn paid_bytes_now(&self, flow: &Flow) -> u64 {
+        self.body
+            .observed(|links, session| links.paid_bytes_now(session, flow.flow_id()))
     }
 
     /// Sets what one link may be used for.

@@ -70,6 +70,7 @@ pub(crate) async fn run(order: DeviceStreamOrder, owner: Arc<dyn StreamOwner>) {
                 local: None,
                 remote: stream.address(),
             },
+            is_served: false,
             signals,
         }
     };
@@ -92,9 +93,10 @@ pub(crate) async fn run(order: DeviceStreamOrder, owner: Arc<dyn StreamOwner>) {
         drop(owner);
         weak
     };
+    let connection = sender.connection();
     let end = open.carry(sender, receiver).await;
     tracing::debug!(link = %name, %end, "the stream ends");
-    open.end();
+    open.end(connection);
     if let Some(owner) = owner.upgrade() {
         owner.on_stream_closed(socket);
     }

@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 
 use bytes::Bytes;
@@ -20,7 +19,9 @@ use crate::clock;
 use crate::datagram_inbox::DatagramInbox;
 use crate::datagram_source::DatagramFeed;
 use crate::engine_counts::EngineCounts;
+use crate::engine_waker::EngineWaker;
 use crate::hibernation_state::HibernationState;
+use crate::move_question::MoveQuestion;
 use crate::qlog::{Qlog, QlogFeed};
 use crate::refused_clients::RefusedClientLog;
 use crate::relay_state::RelayState;
@@ -75,7 +76,7 @@ pub(crate) struct FlowEntry {
     pub(crate) memo: Option<Bytes>,
     /// Whether the flow hibernated, so that this handle is over.
     pub(crate) hibernated: bool,
-    /// Whether that is because another node has taken over its session.
+    /// Whether the flow is gone because another node has taken over its session.
     pub(crate) taken_over: bool,
     /// Whether the flow waits to be accepted and has no handle yet.
     pub(crate) unclaimed: bool,
@@ -83,7 +84,7 @@ pub(crate) struct FlowEntry {
     pub(crate) opener: Option<HostKey>,
     /// Unread bytes of a flow whose session is over.
     pub(crate) remains: Option<VecDeque<Bytes>>,
-    /// The memory charge of those bytes.
+    /// The memory charge of the bytes that were not read.
     pub(crate) remains_charge: Option<Arc<MemoryCharge>>,
 }
 
@@ -176,6 +177,8 @@ pub(crate) struct DriverCore {
     pub(crate) counts: EngineCounts,
     /// The latest request of a device's server to go on at another node ([`crate::session_moves`]).
     pub(crate) move_request: Option<Bytes>,
+    /// Questions of devices whether they can go on at another node ([`crate::session_moves`]).
+    pub(crate) move_questions: BTreeMap<SessionId, MoveQuestion>,
 }
 
 impl DriverCore {
@@ -236,6 +239,7 @@ impl DriverCore {
             inbox.wake();
         }
         self.forget_datagram_source(id);
+        self.move_questions.remove(&id);
         if let Some(feed) = &mut self.qlog {
             feed.end(id);
         }
@@ -245,15 +249,14 @@ impl DriverCore {
 /// The state shared by the engine's task and all handles.
 pub(crate) struct DriverShared {
     pub(crate) inner: Mutex<DriverCore>,
-    pub(crate) task: Mutex<Option<Waker>>,
+    pub(crate) waker: EngineWaker,
     /// Flows whose sources have new bytes.
     pub(crate) ready_sources: Mutex<BTreeSet<(SessionId, FlowId)>>,
-    pub(crate) woken: AtomicBool,
-    pub(crate) rearm: AtomicBool,
     /// Notified when data moves: for the task that watches a device's links.
     pub(crate) activity: Notify,
     pub(crate) events: broadcast::Sender<(Time, SessionEvent)>,
-    /// Notified when the server of a device asked to go on at another node.
+    /// Notified when the server of a device asked it to go on at another node, or a device asked its server whether
+    /// it can.
     pub(crate) move_asked: Arc<Notify>,
     /// The other workers of a server.
     pub(crate) workers: WorkerLinks,
@@ -288,11 +291,10 @@ impl DriverShared {
                 refused_clients: RefusedClientLog::default(),
                 counts: EngineCounts::default(),
                 move_request: None,
+                move_questions: BTreeMap::new(),
             }),
-            task: Mutex::new(None),
+            waker: EngineWaker::new(),
             ready_sources: Mutex::default(),
-            woken: AtomicBool::new(false),
-            rearm: AtomicBool::new(false),
             activity: Notify::new(),
             events: broadcast::channel(1024).0,
             move_asked: Arc::default(),
@@ -302,11 +304,7 @@ impl DriverShared {
 
     /// Wakes the engine's task.
     pub(crate) fn wake(&self) {
-        if !self.woken.swap(true, Ordering::AcqRel)
-            && let Some(waker) = self.task.lock().as_ref()
-        {
-            waker.wake_by_ref();
-        }
+        self.waker.wake();
     }
 
     /// Notifies that the links or their traffic changed.
@@ -316,8 +314,7 @@ impl DriverShared {
 
     /// Makes the task set its timer again, because the runtime's clock was stopped.
     pub(crate) fn rearm(&self) {
-        self.rearm.store(true, Ordering::Release);
-        self.wake();
+        self.waker.rearm();
     }
 
     /// Adds a socket as a link.

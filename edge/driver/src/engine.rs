@@ -8,7 +8,6 @@ use std::future::Future;
 use std::io;
 use std::net::IpAddr;
 use std::pin::Pin;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
@@ -22,6 +21,7 @@ use d2tp_udp::{LinkSocket, RecvBatch};
 use crate::clock;
 use crate::driver_core::{DriverCore, DriverShared, FlowEntry, MOVE_CONTEXT, SOURCE_FAILED};
 use crate::hibernation;
+use crate::move_question::MoveQuestion;
 use crate::relay_dispatch;
 use crate::workers;
 
@@ -35,6 +35,10 @@ const SOURCE_PIECE_BYTES: usize = 256 * 1024;
 const SOCKET_FAULTS_MAX: u32 = 3; // a guess: a single failure may be due to a firewall rule being replaced
 /// The number of runs of datagrams read from a socket at once.
 const RECEIVE_RUNS: usize = 8;
+
+/// How late a timer of the core is when the task did not run for a while. What arrived meanwhile is received first, although
+/// the reactor may not have reported it yet: what was answered in time needs no probe.
+const LATE_MIN: Span = Span::from_millis(5); // a guess: timers of an idle machine are a millisecond late
 
 /// The wait from which a new timer is created. A timer that is postponed wakes the task at its old
 /// time first.
@@ -67,23 +71,32 @@ struct DriverEngine {
     has_datagrams: bool,
 }
 
+/// Whether nothing has arrived.
+fn is_nothing(received: &io::Result<usize>) -> bool {
+    let error = received.as_ref().err();
+    error.is_some_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+}
+
 impl DriverEngine {
     fn receive(&mut self, cx: &mut Context<'_>) -> bool {
-        let sockets: Vec<(LinkId, Arc<LinkSocket>, bool)> = {
+        let (sockets, is_late): (Vec<(LinkId, Arc<LinkSocket>, bool)>, bool) = {
             let inner = self.shared.inner.lock();
             if inner.is_deaf {
                 return false;
             }
-            inner
-                .sockets
-                .iter()
-                .map(|(id, s)| (*id, s.io.clone(), s.reports_local))
-                .collect()
+            let sockets = inner.sockets.iter();
+            let sockets = sockets.map(|(id, s)| (*id, s.io.clone(), s.reports_local));
+            let overdue = clock::now().since(inner.core.next_timeout());
+            (sockets.collect(), overdue >= LATE_MIN)
         };
         let mut any = false;
         for (link, io, tells_local) in sockets {
             for _ in 0..RECEIVES_PER_TURN {
-                match io.poll_recv(cx, &mut self.batch) {
+                let received = match is_late.then(|| io.try_recv(&mut self.batch)) {
+                    Some(received) if !is_nothing(&received) => Poll::Ready(received),
+                    _ => io.poll_recv(cx, &mut self.batch),
+                };
+                match received {
                     Poll::Pending => break,
                     Poll::Ready(Err(error)) => {
                         // ICMP errors appear here; they are only hints.
@@ -335,12 +348,25 @@ impl DriverEngine {
                     self.shared.move_asked.notify_one();
                     continue;
                 }
+                SessionEvent::Datagram { context, bytes }
+                    if *context == MOVE_CONTEXT && inner.accepts =>
+                {
+                    // Without a store that other nodes share there is none to go on at, and nobody answers.
+                    let is_shared = inner.hibernation.shared.is_some();
+                    let question = MoveQuestion::decode(bytes, clock::now());
+                    if let Some(question) = question.filter(|_| is_shared) {
+                        inner.move_questions.insert(session, question);
+                        self.shared.move_asked.notify_one();
+                    }
+                    continue;
+                }
                 SessionEvent::Datagram { context, bytes } => {
                     inner.inbox(session).push(*context, bytes.clone());
                     continue;
                 }
                 SessionEvent::Asleep => inner.on_hibernated(session),
                 SessionEvent::Closed(end) => {
+                    inner.move_questions.remove(&session);
                     if let Some(mut inbox) = inner.inboxes.remove(&session) {
                         inbox.wake();
                     }
@@ -453,8 +479,7 @@ impl Future for DriverEngine {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = &mut *self;
-        *this.shared.task.lock() = Some(cx.waker().clone());
-        this.shared.woken.store(false, Ordering::Release);
+        this.shared.waker.begin_turn(cx.waker());
         let received = this.receive(cx);
         workers::exchange(&this.shared);
         let now = clock::now();
@@ -525,12 +550,12 @@ impl Future for DriverEngine {
         if stopped {
             return Poll::Ready(());
         }
-        if received || more || draws || refills || this.shared.woken.load(Ordering::Acquire) {
+        if received || more || draws || refills || this.shared.waker.is_woken() {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
         if next != Time::NEVER {
-            let stood_still = this.shared.rearm.swap(false, Ordering::AcqRel);
+            let stood_still = this.shared.waker.take_rearm();
             if next != this.armed || stood_still || this.timer.is_elapsed() {
                 this.armed = next;
                 let span = next.since(now).max(Span::from_nanos(1));

@@ -5,7 +5,7 @@ use std::iter::Sum;
 /// What the engine of an endpoint did since it was made. Datagrams are those of its UDP sockets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineCounts {
-    /// How often it ran.
+    /// How often the engine ran.
     pub turns: u64,
     /// Datagrams that were received.
     pub datagrams_in: u64,

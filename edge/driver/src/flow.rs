@@ -284,6 +284,7 @@ impl Flow {
             (Ok(Err(error)), _) => Poll::Ready(Err(error_of_call(error))),
             (_, None) => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
         };
+        news |= out.is_ready() && hibernation::on_read(&mut inner, session, id);
         drop(inner);
         if news {
             self.shared.wake();
@@ -395,6 +396,7 @@ impl AsyncRead for Flow {
             (Ok(Err(error)), _) => Poll::Ready(Err(error_of_call(error))),
             (_, None) => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
         };
+        news |= out.is_ready() && hibernation::on_read(&mut inner, session, id);
         drop(inner);
         if news {
             self.shared.wake();
@@ -453,6 +455,8 @@ impl FlowIo for Flow {
     }
     fn allow_hibernation(&mut self, memo: Bytes) {
         hibernation::keep(&mut self.shared.inner.lock(), self.session, self.id, memo);
+        // The device may have left before.
+        self.shared.wake();
     }
     fn memo(&self) -> Option<Bytes> {
         let inner = self.shared.inner.lock();

@@ -83,7 +83,19 @@ fn recheck_suspended(inner: &mut DriverCore, id: SessionId) {
     }
 }
 
-/// Has the record of a session written again, if it has one.
+/// Checks again whether a session may hibernate, once its application has read what had arrived on a flow. Returns whether
+/// the engine's task has to look at its timers.
+pub(crate) fn on_read(inner: &mut DriverCore, id: SessionId, flow: FlowId) -> bool {
+    let session = inner.core.session(id).filter(|_| inner.accepts);
+    let is_due =
+        session.is_some_and(|s| s.state() == SessionState::Suspended && !s.has_unread(flow));
+    if is_due {
+        recheck_suspended(inner, id);
+    }
+    is_due
+}
+
+/// Queues the record of a session to be written again, if it has one.
 fn on_record_changed(inner: &mut DriverCore, id: SessionId) {
     if let Some(key) = key_of(inner, id).filter(|key| inner.hibernation.awake.contains_key(key)) {
         inner.hibernation.stale.insert(key);

@@ -279,7 +279,7 @@ impl Journal {
         })
     }
 
-    /// One note of the application.
+    /// Reads a note of the application.
     ///
     /// # Errors
     /// The same as those of [`Journal::sessions`].

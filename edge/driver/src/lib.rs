@@ -16,6 +16,7 @@
 //! share sockets and core.
 
 mod address;
+mod announced_services;
 mod attach;
 mod clock;
 mod datagram_inbox;
@@ -28,15 +29,19 @@ mod device_stream;
 mod driver_core;
 mod engine;
 mod engine_counts;
+mod engine_waker;
 mod flow;
 mod flow_client;
 mod flow_io;
 mod hibernation;
 mod hibernation_state;
+mod hint_trial;
 mod instance;
 mod instance_lease;
 mod journal;
 mod link_health;
+mod local_hints;
+mod move_question;
 mod node_watch;
 mod open_stream;
 mod peer;
@@ -70,6 +75,7 @@ mod shared_state;
 mod source;
 mod stream_acceptor;
 mod stream_queues;
+mod synchronisation;
 mod system_route;
 mod ticket_seed;
 mod version_probe;
@@ -78,6 +84,7 @@ mod worker_links;
 mod workers;
 
 pub use address::{AddressError, NODES_MAX, NodeAddress, PORT_DEFAULT, ServerAddress, ServerNodes};
+pub use announced_services::{SERVICE_KEY_ATTRIBUTE, SERVICE_TYPE};
 pub use attach::{Attach, Attachment, KernelLinks};
 pub use clock::boot;
 pub use d2tp_device::nearest_server;
@@ -113,6 +120,9 @@ pub use instance_lease::InstanceLease;
 pub use journal::{
     Journal, JournalBatch, JournalError, JournalFlowKey, JournalPage, JournalSession,
     JournalSessionKey, StoredRecord,
+};
+pub use local_hints::{
+    HintSource, LOCAL_HINTS_MAX, LocalHint, TriedHint, local_hints, use_local_hints,
 };
 pub use peer::{CallError, Peer};
 pub use peer_listener::PeerListener;

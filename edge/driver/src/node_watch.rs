@@ -2,16 +2,20 @@
 //!
 //! ```text
 //!  paths, answers of links, time ─▶ NodeChoice ─▶ Probe ─▶ a probe of versions over each link in use ─┐
-//!                                       ▲    └──▶ Switch ─▶ new sockets, a handshake at the node       │
+//!                                       ▲    ├──▶ Switch ─▶ new sockets, a handshake at the node       │
+//!                                       │    └──▶ AskToMove ─▶ a DATAGRAM to the node in use            │
 //!                                       └─────────────── round trips ◀─────────────────────────────────┘
 //! ```
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use bytes::Bytes;
 use d2tp_device::{LinkAnswers, NODE_ANSWER_MAX, NodeAction, NodeView};
-use d2tp_session::{Addresses, FlowId, LinkId, PathState, Span, Time};
+use d2tp_links::Link;
+use d2tp_session::{Addresses, FlowId, LinkId, PathSelection, PathState, Span, Time};
 use d2tp_udp::{BindError, BindOptions, LinkSocket};
 use tokio::net::UdpSocket;
 use tokio::sync::broadcast::error::RecvError;
@@ -19,6 +23,8 @@ use tokio::sync::broadcast::error::RecvError;
 use crate::clock;
 use crate::device::DeviceInner;
 use crate::device_nodes::UnheardTime;
+use crate::driver_core::MOVE_CONTEXT;
+use crate::local_hints::{self, LocalNetwork, named_by_all};
 use crate::server_nodes::ServerNode;
 use crate::version_probe::{VersionProbeAnswer, probe_version_from};
 
@@ -26,12 +32,15 @@ use crate::version_probe::{VersionProbeAnswer, probe_version_from};
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// The interval of looks at paths while data is in flight and no packet arrives.
 const OWED_LOOK_EVERY: Span = Span::from_millis(250);
-/// How long after the last packet looks go on while a flow waits: a path is probed after two probe timeouts (R-PATH-9).
-/// No event tells of that.
+/// How long after the last packet the paths are still looked at while a flow waits. A silent path is probed after two
+/// probe timeouts (R-PATH-9), of which no event tells.
 const QUIET_LOOKED_AT_FOR: Span = Span::from_secs(4); // a guess: probe timeouts of slow links
 /// How long a path on which data is in flight may hear nothing before its node counts as silent, although the
 /// path does not yet.
 const UNHEARD_MAX: Span = Span::from_millis(500); // as `SILENCE_MIN` of links in `d2tp-device`
+/// How long a question whether the session can go on at a nearer node waits for a path that takes it. The nodes are
+/// compared again in a minute.
+const MOVE_QUESTION_EXPIRY: Span = Span::from_secs(1);
 
 /// What the choice of a node needs to know of a session's flows.
 #[derive(Clone, Copy, Debug, Default)]
@@ -39,6 +48,8 @@ struct DeviceFlows {
     are_open: bool,
     /// Whether one has received nothing yet.
     is_unanswered: bool,
+    /// The newest one that this device has opened.
+    newest: Option<FlowId>,
     /// Whether no node knows anything of the session.
     is_new: bool,
 }
@@ -72,6 +83,48 @@ impl DeviceInner {
             self.replace_remotes(found.addresses);
         }
         self.nodes_changed.notify_one();
+    }
+
+    /// Asks the networks of the free links in use where the server is, adds the nodes that they named truly, and removes
+    /// those of networks that were left.
+    ///
+    /// R-NODE-7: a hint is a node only once its host has proved the server's key in a session of its own.
+    pub(crate) fn ask_local_networks(self: &Arc<Self>) {
+        let Some(trial) = &self.hint_trial else {
+            return;
+        };
+        let in_use: Vec<Link> = {
+            let state = self.state.lock();
+            let in_use = state.described.values();
+            let in_use = in_use.filter(|link| state.links.is_in_use(&link.name));
+            in_use.cloned().collect()
+        };
+        let named = named_by_all(&in_use, &trial.server);
+        let networks: BTreeSet<LocalNetwork> = in_use.iter().map(LocalNetwork::of).collect();
+        let has_changed = {
+            let mut nodes = self.nodes.lock();
+            let mut has_changed = nodes.remove_hinted(&networks, &named);
+            if let Some(network) = networks.first() {
+                for hint in &named {
+                    has_changed |= nodes.add_hinted(network, *hint);
+                }
+            }
+            has_changed
+        };
+        if has_changed {
+            self.nodes_changed.notify_one();
+        }
+        // Nothing allows bytes on metered links for this.
+        for link in in_use.into_iter().filter(Link::is_free) {
+            let network = LocalNetwork::of(&link);
+            let now = std::time::Instant::now();
+            let is_due = local_hints::with_memory(|memory| {
+                memory.begin_question(&network, &trial.server, now)
+            });
+            if is_due {
+                self.runtime.spawn(trial.clone().ask_network(link, network));
+            }
+        }
     }
 
     /// Opens a path over the system's route to the node in use.
@@ -121,6 +174,7 @@ impl DeviceInner {
         let heard = heard.filter(|_| owes);
         let due = nodes.look_due;
         nodes.unheard = heard.map(|heard| UnheardTime::after(nodes.unheard, now, heard, due));
+        nodes.note_active_links(active().map(|path| path.addresses.link).collect());
         let longest = active().map(|path| path.rtt.times(3)).max();
         let patience = longest.map_or(UNHEARD_MAX, |longest| longest.max(UNHEARD_MAX));
         let patience = match (flows.is_unanswered, nodes.handshake_took) {
@@ -165,6 +219,7 @@ impl DeviceInner {
             is_busy,
             has_flows: flows.are_open,
             is_unanswered: flows.is_unanswered,
+            newest_flow: flows.newest,
             handshake_took: nodes.handshake_took.unwrap_or(Span::ZERO),
             is_new: flows.is_new,
             round_trip: round_trip.unwrap_or(Span::ZERO),
@@ -181,6 +236,11 @@ impl DeviceInner {
         DeviceFlows {
             are_open: !flows.is_empty(),
             is_unanswered: flows.iter().any(has_nothing),
+            newest: flows
+                .iter()
+                .copied()
+                .filter(|flow| flow.by_initiator())
+                .max(),
             is_new: session.is_new(),
         }
     }
@@ -191,10 +251,32 @@ impl DeviceInner {
             let action = self.nodes.lock().choice.poll_action();
             match action {
                 None => return,
-                Some(NodeAction::Probe) => self.probe_nodes(view.probe_patience()),
+                Some(NodeAction::Probe) => {
+                    self.probe_nodes(view.probe_patience());
+                    self.ask_local_networks();
+                }
                 Some(NodeAction::Switch(to)) => self.switch_node(to),
+                Some(NodeAction::AskToMove(to)) => self.ask_to_move(to),
             }
         }
+    }
+
+    /// Asks the node in use whether the session can go on at node `to` (R-NODE-5).
+    fn ask_to_move(&self, to: usize) {
+        let address = self.nodes.lock().address_of(to);
+        let Some(address) = address else {
+            return;
+        };
+        tracing::debug!(instance = self.instance(), to = %address, "asks to go on at a nearer node");
+        {
+            let mut inner = self.shared.inner.lock();
+            let question = Bytes::from(address.to_string());
+            let expires = clock::now() + MOVE_QUESTION_EXPIRY;
+            let _ = inner.core.with(self.session, |s| {
+                s.send_datagram_on(PathSelection::Any, MOVE_CONTEXT, question, expires);
+            });
+        }
+        self.shared.wake();
     }
 
     fn switch_node(self: &Arc<Self>, to: usize) {
@@ -336,7 +418,8 @@ fn unspecified(remote: SocketAddr) -> SocketAddr {
 }
 
 impl DeviceInner {
-    /// Chooses among the nodes until the device ends. A device whose server has one node does nothing.
+    /// Chooses among the nodes until the device ends. A device whose server has one node only asks local networks for
+    /// others.
     pub(crate) async fn watch_nodes(body: Weak<DeviceInner>) {
         let Some(mut answered) = body.upgrade().and_then(|b| b.nodes.lock().answered.take()) else {
             return;
@@ -350,9 +433,11 @@ impl DeviceInner {
             ),
             None => return,
         };
+        let mut hints = local_hints::watch_hints();
         loop {
             let wait = {
                 let Some(body) = body.upgrade() else { return };
+                body.ask_local_networks();
                 let is_one = body.nodes.lock().list.len() < 2;
                 match is_one {
                     true => None,
@@ -377,7 +462,8 @@ impl DeviceInner {
                     let Some(body) = body.upgrade() else { return };
                     body.on_move_asked();
                 }
-                moved = candidates.changed(), if !has_one => if moved.is_err() { return },
+                _ = hints.changed() => {}
+                moved = candidates.changed() => if moved.is_err() { return },
                 answer = answered.recv() => {
                     let Some(body) = body.upgrade() else { return };
                     body.look_at_nodes(answer);

@@ -4,14 +4,14 @@ use std::sync::Weak;
 use std::time::Duration;
 
 use d2tp_session::{Addresses, LinkId, StreamPathId};
-use d2tp_stream::{PacketReceiver, PacketSender, StreamEnd};
+use d2tp_stream::{PacketReceiver, PacketSender, StreamConnection, StreamEnd};
 
 use crate::clock;
 use crate::driver_core::{DriverCore, DriverShared};
 use crate::relay_dispatch;
 use crate::stream_queues::StreamSignals;
 
-/// How long a stream that is closed may write what waits.
+/// How long a stream that is closed may write what waits, and then the kernel what it has.
 const CLOSE_MAX: Duration = Duration::from_secs(1); // a guess
 
 impl DriverCore {
@@ -28,6 +28,8 @@ pub(crate) struct OpenStream {
     pub(crate) shared: Weak<DriverShared>,
     pub(crate) stream: StreamPathId,
     pub(crate) addresses: Addresses,
+    /// Whether a device opened it at this server, so that the device's memory is charged.
+    pub(crate) is_served: bool,
     pub(crate) signals: StreamSignals,
 }
 
@@ -84,8 +86,12 @@ impl OpenStream {
     }
 
     async fn send(&self, sender: &mut PacketSender) -> StreamEnd {
-        let mut written = 0;
+        let (mut written, mut is_held) = (0, false);
         loop {
+            let mut hold = None;
+            // A system call, which others must not wait for.
+            let is_asked = self.is_served && written > 0 && !is_held;
+            let send_buffer = is_asked.then(|| sender.send_buffer_max());
             let next = {
                 let Some(shared) = self.shared.upgrade() else {
                     return StreamEnd::Closed;
@@ -95,6 +101,9 @@ impl OpenStream {
                 let DriverCore { core, streams, .. } = inner;
                 let waiting = sender.waiting_bytes_max();
                 let written = std::mem::take(&mut written);
+                if let Some(limit) = send_buffer {
+                    hold = streams.charge_send_buffer(self.stream, limit);
+                }
                 let next = streams.next_batch(core, self.stream, written, waiting);
                 shared.wake();
                 match next {
@@ -102,6 +111,14 @@ impl OpenStream {
                     Err(_) => return StreamEnd::Closed,
                 }
             };
+            if let Some(limit) = hold {
+                is_held = true;
+                let set = sender.hold_send_buffer(limit);
+                if let Some(shared) = self.shared.upgrade() {
+                    let mut inner = shared.inner.lock();
+                    inner.streams.recharge_send_buffer(self.stream, set);
+                }
+            }
             let Some(batch) = next else {
                 self.signals.ready.notified().await;
                 continue;
@@ -113,15 +130,20 @@ impl OpenStream {
         }
     }
 
-    /// Tells the core that the stream ended, and forgets it.
-    pub(crate) fn end(&self) {
-        let Some(shared) = self.shared.upgrade() else {
-            return;
-        };
-        let mut inner = shared.inner.lock();
-        inner.streams.remove(self.stream);
-        inner.core.on_stream_closed(clock::now(), self.stream);
-        drop(inner);
-        shared.wake();
+    /// Tells the core that the stream ended, and forgets it. Its connection ends once the peer has taken what the kernel
+    /// holds for it, or a moment later; until then the device pays for that.
+    pub(crate) fn end(&self, connection: StreamConnection) {
+        let mut in_kernel = None;
+        if let Some(shared) = self.shared.upgrade() {
+            let mut inner = shared.inner.lock();
+            in_kernel = inner.streams.remove(self.stream);
+            inner.core.on_stream_closed(clock::now(), self.stream);
+            drop(inner);
+            shared.wake();
+        }
+        tokio::spawn(async move {
+            connection.end(CLOSE_MAX).await;
+            drop(in_kernel);
+        });
     }
 }

@@ -102,9 +102,9 @@ pub enum OwnershipClaim {
     },
     /// Another node owns it with this epoch or a later one.
     Lost {
-        /// The name of that node.
+        /// The name of the node that owns the session.
         owner: String,
-        /// Whether that is this process, with a later epoch.
+        /// Whether the owner is this process, with a later epoch.
         is_ours: bool,
     },
 }

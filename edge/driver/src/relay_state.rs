@@ -152,7 +152,7 @@ pub(crate) struct RelayHost {
     pub(crate) listeners: BTreeMap<SessionId, mpsc::Sender<CallEvent>>,
     /// Counts possible changes of devices' addresses.
     pub(crate) addresses_changed: watch::Sender<u64>,
-    /// Who counts what is forwarded, and says whether it may be.
+    /// The meter that counts forwarded packets, and decides whether they are forwarded.
     pub(crate) meter: Option<Arc<dyn RelayMeter>>,
 }
 

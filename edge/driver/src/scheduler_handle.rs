@@ -14,7 +14,7 @@ use d2tp_links::{Link, LinkKind};
 use d2tp_sched::energy_policy::RadioPowerModel;
 use d2tp_sched::{
     ClientDecision, ClientId, ClientReport, CompletionEstimate, DeviceScheduler, EnergySaving,
-    ForecastHint, LinkChoice, LinkSurroundings, PowerSource, RadioStatus, SavedLinkHistory,
+    ForecastHint, KnownLink, LinkChoice, LinkSurroundings, PowerSource, SavedLinkHistory,
     SchedulerKind, TransferDirection, UdpObstacle, WakingClients,
 };
 use d2tp_session::{Span, Time};
@@ -71,8 +71,8 @@ impl SchedulerHandle {
         input(now(), &mut self.scheduler.lock())
     }
 
-    /// A number for a flow that no transfer has.
-    pub(crate) fn next_flow_number(&self) -> u64 {
+    /// A number for a flow that no transfer of a queue has.
+    pub fn next_flow_number(&self) -> u64 {
         self.next_flow.fetch_sub(1, Ordering::Relaxed)
     }
 
@@ -80,17 +80,15 @@ impl SchedulerHandle {
     /// up.
     pub fn observe_links(&self, links: &[Link]) {
         let away = links.iter().filter(|link| link.kind != LinkKind::Loopback);
-        let radios = away
-            .filter(|link| link.is_usable())
-            .map(|link| RadioStatus {
-                device: link.name.clone(),
-                slot: link.name.clone(),
-                class: link.class.class.into(),
-                carries: true,
-                rate: None,
-            });
+        let links = away.filter(|link| link.is_usable()).map(|link| KnownLink {
+            device: link.name.clone(),
+            slot: link.name.clone(),
+            class: link.class.class.into(),
+            carries: true,
+            rate: None,
+        });
         self.observe(&LinkSurroundings {
-            radios: radios.collect(),
+            links: links.collect(),
             ..LinkSurroundings::default()
         });
     }
@@ -110,9 +108,9 @@ impl SchedulerHandle {
         self.scheduler.lock().saved(now())
     }
 
-    /// The links with their rates; see [`DeviceScheduler::radios`].
-    pub fn radios(&self) -> Vec<RadioStatus> {
-        self.scheduler.lock().radios()
+    /// The links with their rates; see [`DeviceScheduler::known_links`].
+    pub fn known_links(&self) -> Vec<KnownLink> {
+        self.scheduler.lock().known_links()
     }
 
     /// The rates of free links together, in bytes per second; see [`DeviceScheduler::free_rates`].

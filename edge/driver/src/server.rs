@@ -43,7 +43,7 @@ pub struct ServerOptions {
     pub key: SecretKey,
     /// Which devices may connect.
     pub admission: Admission,
-    /// Protocol settings.
+    /// The settings of the protocol.
     pub config: EndpointConfig,
 }
 

@@ -22,6 +22,7 @@ use tokio::time::{sleep, timeout};
 use crate::address::ServerAddress;
 use crate::attach::{Attach as _, KernelLinks};
 use crate::clock;
+use crate::local_hints::true_hints;
 use crate::server_list::ServerList;
 use crate::server_nodes::server_nodes;
 use crate::system_route::is_by_system_route;
@@ -35,7 +36,7 @@ const OTHERS_WITHIN: Duration = Duration::from_millis(250); // RFC 8305 §8
 pub struct AskedServer {
     /// The server.
     pub address: ServerAddress,
-    /// The links over which it is asked; `None`: by the system's route.
+    /// The links over which the server is asked; `None`: by the system's route.
     pub over: Option<Vec<Link>>,
     /// The round trip to it on this network, if one was measured before.
     pub known: Option<Duration>,
@@ -104,7 +105,15 @@ async fn ask(servers: Vec<AskedServer>, patience: Duration, end: ChoiceEnd) -> S
         tasks.spawn(async move {
             sleep(turn.since(clock::now()).into()).await;
             let mut probes = JoinSet::new();
-            for (socket, remote) in probe_sockets(server.over.as_deref(), &addresses) {
+            let links = server.over.as_deref();
+            let mut sockets = probe_sockets(links, &addresses);
+            for link in links.unwrap_or_default() {
+                let link = std::slice::from_ref(link);
+                for hint in true_hints(link, &server.address.key) {
+                    sockets.extend(probe_sockets(Some(link), &[hint.address]));
+                }
+            }
+            for (socket, remote) in sockets {
                 probes.spawn(probe_version_from(socket, remote, patience));
             }
             while let Some(probed) = probes.join_next().await {

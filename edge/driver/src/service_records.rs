@@ -46,7 +46,7 @@ const ANSWER_BYTES_MAX: usize = 4_096;
 /// How long answers are kept at most, whatever they say: the name server of one network may be wrong, or lie. Lower:
 /// more questions. Higher: nodes that the operator has corrected are found later.
 const TTL_MAX: Duration = Duration::from_secs(300); // a guess
-/// How long it is known at most that there are no records.
+/// The maximum time for which the absence of records is remembered.
 const NEGATIVE_TTL_MAX: Duration = Duration::from_secs(60); // a guess
 /// The most names whose answers are kept.
 const NAMES_MAX: usize = 64;
@@ -70,7 +70,7 @@ struct ServiceRecord {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Records {
+struct ServiceRecordSet {
     /// The lowest priority first.
     services: Vec<ServiceRecord>,
     alias: Option<String>,
@@ -120,7 +120,7 @@ async fn look_up_at(
         return Ok(nodes);
     }
     let mut asked = format!("_d2tp.{name}");
-    let mut records = Records::default();
+    let mut records = ServiceRecordSet::default();
     let mut ttl = TTL_MAX;
     for _ in 0..=ALIASES_MAX {
         records = match records_of(&asked, servers).await {
@@ -156,7 +156,7 @@ async fn look_up_at(
     Ok(ours)
 }
 
-async fn records_of(asked: &str, servers: &[SocketAddr]) -> io::Result<Records> {
+async fn records_of(asked: &str, servers: &[SocketAddr]) -> io::Result<ServiceRecordSet> {
     let mut failure = io::Error::other("no name server is known");
     for server in servers.iter().take(SERVERS_MAX) {
         match timeout(SERVER_PATIENCE, ask(asked, *server)).await {
@@ -171,7 +171,7 @@ async fn records_of(asked: &str, servers: &[SocketAddr]) -> io::Result<Records> 
 }
 
 /// Asks one name server, over TCP if the answer is too long for UDP.
-async fn ask(name: &str, server: SocketAddr) -> io::Result<Records> {
+async fn ask(name: &str, server: SocketAddr) -> io::Result<ServiceRecordSet> {
     let malformed = |error: simple_dns::SimpleDnsError| io::Error::other(error.to_string());
     let mut number = [0; 2];
     getrandom::fill(&mut number).expect("the system has randomness");
@@ -205,9 +205,9 @@ async fn ask(name: &str, server: SocketAddr) -> io::Result<Records> {
         };
         match timeout(REPEAT_AFTER, received).await {
             Err(_) => {}
-            Ok(Ok(Answer::Truncated)) => break,
-            Ok(Ok(Answer::Records(records))) => return Ok(records),
-            Ok(Ok(Answer::Failed(text))) => return Err(io::Error::other(text)),
+            Ok(Ok(ServiceAnswer::Truncated)) => break,
+            Ok(Ok(ServiceAnswer::Records(records))) => return Ok(records),
+            Ok(Ok(ServiceAnswer::Failed(text))) => return Err(io::Error::other(text)),
             Ok(Err(error)) => return Err(error),
         }
     }
@@ -219,20 +219,20 @@ async fn ask(name: &str, server: SocketAddr) -> io::Result<Records> {
     let mut answer = vec![0; usize::from(len)];
     stream.read_exact(&mut answer).await?;
     match read(name, id, &answer) {
-        Some(Answer::Records(records)) => Ok(records),
-        Some(Answer::Failed(text)) => Err(io::Error::other(text)),
-        Some(Answer::Truncated) | None => Err(io::Error::other("the answer makes no sense")),
+        Some(ServiceAnswer::Records(records)) => Ok(records),
+        Some(ServiceAnswer::Failed(text)) => Err(io::Error::other(text)),
+        Some(ServiceAnswer::Truncated) | None => Err(io::Error::other("the answer makes no sense")),
     }
 }
 
-enum Answer {
-    Records(Records),
+enum ServiceAnswer {
+    Records(ServiceRecordSet),
     Failed(String),
     Truncated,
 }
 
 /// Reads a name server's answer; `None` if it answers something else.
-fn read(name: &str, id: u16, answer: &[u8]) -> Option<Answer> {
+fn read(name: &str, id: u16, answer: &[u8]) -> Option<ServiceAnswer> {
     let answer = Packet::parse(answer).ok()?;
     let question = answer.questions.first()?;
     let is_asked = question.qname.to_string().eq_ignore_ascii_case(name)
@@ -241,13 +241,17 @@ fn read(name: &str, id: u16, answer: &[u8]) -> Option<Answer> {
         return None;
     }
     if answer.has_flags(PacketFlag::TRUNCATION) {
-        return Some(Answer::Truncated);
+        return Some(ServiceAnswer::Truncated);
     }
     match answer.rcode() {
         RCODE::NoError | RCODE::NameError => {}
-        other => return Some(Answer::Failed(format!("the name server answers {other:?}"))),
+        other => {
+            return Some(ServiceAnswer::Failed(format!(
+                "the name server answers {other:?}"
+            )));
+        }
     }
-    let mut records = Records::default();
+    let mut records = ServiceRecordSet::default();
     let mut ttl: Option<u32> = None;
     // CNAMEs lead to the owner of the records, which the answer contains.
     for record in &answer.answers {
@@ -278,7 +282,7 @@ fn read(name: &str, id: u16, answer: &[u8]) -> Option<Answer> {
             .map_or(NEGATIVE_TTL_MAX, |ttl| Duration::from_secs(ttl.into()))
             .min(NEGATIVE_TTL_MAX),
     };
-    Some(Answer::Records(records))
+    Some(ServiceAnswer::Records(records))
 }
 
 /// A record in service mode; `None` if it demands what is not known here, or its key is none.

@@ -67,7 +67,8 @@ async fn answer(
     let _ = store.answer_question(question, answer).await;
 }
 
-/// Has what a worker knows of a session written, if it has it awake, and if another node can go on with all flows.
+/// Prepares the handover of a session to another node: its record is written, if this worker has it
+/// awake and if the other node can go on with all flows.
 fn prepare(
     worker: &DriverShared,
     store: &dyn SharedRecords,

@@ -1,8 +1,9 @@
-//! Sessions that move to another node because theirs asks for it.
+//! Sessions that move to another node because theirs asks for it, or because the device found a nearer one.
 //!
 //! ```text
 //!  device                         this node                          another node, with the same store
-//!    │ ◀── DATAGRAM: move ──────────── │ again each second
+//!    │ ─── DATAGRAM: may I move? ────▶ │ (if the device found it nearer)
+//!    │ ◀── DATAGRAM: move ──────────── │ as the answer; if this node ends, again each second
 //!    │ ─── probes, SYN ────────────────────────────────────────────────▶ │ claims the session
 //!    │ ◀── data ───────────────────── │ until the other one answers
 //!    │ ◀── SYN+ACK, data ─────────────────────────────────────────────── │
@@ -10,14 +11,17 @@
 //! ```
 //!
 //! The request is a DATAGRAM in a context of its own, so it is authenticated, and a device that does not know it
-//! leaves it unread. Its payload is the address of the node that is to be used, or nothing.
+//! leaves it unread. Its payload is the address of the node that is to be used, or nothing. A device's question is in the
+//! same context and names a node; it is answered once all flows can go on there, or not at all.
 
-use std::net::SocketAddr;
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use d2tp_session::{FlowId, PathSelection, Session, SessionId, SessionState, Span};
+use tokio::time::{Instant, sleep};
 
 use crate::clock;
 use crate::driver_core::{DriverCore, DriverShared, MOVE_CONTEXT};
@@ -27,6 +31,13 @@ use crate::shared_records;
 
 /// How often a server that is to be left asks again.
 pub const MOVE_AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// How long a device's question waits until all flows of its session can go on elsewhere: until their copies are whole,
+/// and the shared store has them. The device compares its nodes again after a minute.
+const QUESTION_WAITS: Span = Span::from_secs(30); // a guess: half of that minute
+/// The interval between looks at questions that wait, and at sessions that may have moved.
+const QUESTIONS_LOOK_EVERY: Duration = Duration::from_millis(500); // a guess: a lookup for each session that moved
+/// For how long after an answer sessions that may have moved are looked up: what a device needs to go on elsewhere.
+const MOVED_WITHIN: Duration = Duration::from_secs(10); // a guess
 /// How long a request waits for a path that takes it.
 const REQUEST_EXPIRY: Span = Span::from_secs(1);
 /// How long a session has heard nothing of its device that may have moved. A device that moved sends nothing more.
@@ -75,9 +86,88 @@ impl Server {
         report
     }
 
+    /// Answers devices that ask whether they can go on at a nearer node (R-NODE-5), without end: those that ask for
+    /// another address of this server, and those whose flows that node could take up from the shared store, and of which
+    /// `may_move` is true.
+    pub async fn answer_move_questions(&self, may_move: &(dyn Fn(&[Bytes]) -> bool + Sync)) {
+        let mut answered = BTreeMap::new();
+        loop {
+            // New questions end this wait and not that for the next look, or many of them would keep it off for ever.
+            let look = sleep(QUESTIONS_LOOK_EVERY);
+            tokio::pin!(look);
+            let mut waits = self.answer_waiting_questions(&mut answered, may_move);
+            loop {
+                let asked = self.workers().iter();
+                let asked = asked.map(|worker| Box::pin(worker.move_asked.notified()));
+                let asked = futures_util::future::select_all(asked);
+                tokio::select! {
+                    biased;
+                    () = &mut look, if waits || !answered.is_empty() => break,
+                    _ = asked, if !waits => {
+                        waits = self.answer_waiting_questions(&mut answered, may_move);
+                    }
+                }
+            }
+            answered.retain(|_, until| Instant::now() < *until);
+            if !answered.is_empty() {
+                self.release_moved_of(|worker, id| answered.contains_key(&(worker, id)))
+                    .await;
+            }
+        }
+    }
+
+    /// Answers the questions that can be answered, and returns whether others wait. `answered`: sessions that may have moved,
+    /// by worker, and until when they are looked up.
+    fn answer_waiting_questions(
+        &self,
+        answered: &mut BTreeMap<(usize, SessionId), Instant>,
+        may_move: &dyn Fn(&[Bytes]) -> bool,
+    ) -> bool {
+        let mut waits = false;
+        let local = self.local_addr();
+        for (number, worker) in self.workers().iter().enumerate() {
+            let mut inner = worker.inner.lock();
+            if inner.move_questions.is_empty() {
+                continue;
+            }
+            let now = clock::now();
+            let mut questions = std::mem::take(&mut inner.move_questions);
+            questions.retain(|id, question| {
+                let is_shared = inner.hibernation.shared.is_some();
+                // The session stays where it is, with all that it has.
+                let is_own = is_own_address(local, question.to);
+                if !is_own && (!is_shared || now.since(question.asked_at) >= QUESTION_WAITS) {
+                    return false;
+                }
+                if !is_own && !can_move(&inner, *id, may_move) {
+                    return true;
+                }
+                let answer = Bytes::from(question.to.to_string());
+                let expires = now + REQUEST_EXPIRY;
+                let sent = inner.core.with(*id, |s| {
+                    s.send_datagram_on(PathSelection::Any, MOVE_CONTEXT, answer, expires);
+                });
+                if sent.is_ok() && !is_own {
+                    answered.insert((number, *id), Instant::now() + MOVED_WITHIN);
+                }
+                false
+            });
+            waits |= !questions.is_empty();
+            inner.move_questions = questions;
+            drop(inner);
+            worker.wake();
+        }
+        waits
+    }
+
     /// Ends the sessions here that another node has taken over, as the shared store says. Without one it does nothing.
     pub async fn release_moved(&self) {
-        for worker in self.workers() {
+        self.release_moved_of(|_, _| true).await;
+    }
+
+    /// Ends those of the sessions that `may_have_moved`, by the number of their worker, which another node has taken over.
+    async fn release_moved_of(&self, may_have_moved: impl Fn(usize, SessionId) -> bool) {
+        for (number, worker) in self.workers().iter().enumerate() {
             let owned: Vec<_> = {
                 let inner = worker.inner.lock();
                 let now = clock::now();
@@ -87,7 +177,8 @@ impl Server {
                     let heard = paths.iter().map(|path| path.heard_at).max();
                     heard.is_none_or(|heard| now.since(heard) >= QUIET_MIN)
                 };
-                let ids = established(&inner).into_iter().filter(is_quiet);
+                let ids = established(&inner).into_iter();
+                let ids = ids.filter(|id| may_have_moved(number, *id) && is_quiet(id));
                 ids.filter_map(|id| hibernation::key_of(&inner, id))
                     .collect()
             };
@@ -118,6 +209,16 @@ impl Server {
             worker.wake();
         }
     }
+}
+
+/// Whether a server that listens at `local` is also reached at `asked`: a nearer address of this same host.
+fn is_own_address(local: SocketAddr, asked: SocketAddr) -> bool {
+    let listens = local.ip().is_unspecified() || local.ip() == asked.ip();
+    // An address can be bound on the host that has it.
+    asked.port() == local.port()
+        && listens
+        && !asked.ip().is_unspecified()
+        && UdpSocket::bind(SocketAddr::new(asked.ip(), 0)).is_ok()
 }
 
 fn shared_store(worker: &DriverShared) -> Option<Arc<dyn crate::SharedRecords>> {

@@ -75,7 +75,7 @@ pub(crate) async fn accept(shared: Weak<DriverShared>, acceptor: TcpStreamAccept
 struct UnprovenStream {
     permit: OwnedSemaphorePermit,
     memory: MemoryCharge,
-    /// When it is closed unless a device uses it.
+    /// When the stream is closed unless a device uses it.
     deadline: Instant,
 }
 
@@ -137,6 +137,7 @@ async fn serve(
                 local: None,
                 remote: stream.address(),
             },
+            is_served: true,
             signals,
         }
     };
@@ -151,10 +152,11 @@ async fn serve(
             std::future::pending::<()>().await;
         }
     };
+    let connection = sender.connection();
     let end = tokio::select! {
         end = open.carry(sender, receiver) => end,
         () = unused => StreamEnd::Closed,
     };
     tracing::debug!(%peer, stream = open.stream.0, %end, "a stream ends");
-    open.end();
+    open.end(connection);
 }

@@ -29,6 +29,9 @@ const QUEUE_BYTES_MAX: usize = 16 * STREAM_ROOM_BYTES as usize; // a guess
 // 64 KiB are read at once, and a message of up to 128 KiB is put together beside what was read; a written
 // one is copied into records of TLS: 128 KiB.
 pub(crate) const STREAM_BYTES: u64 = 320 * 1024;
+/// The limit of a stream's send buffer in the kernel, as the kernel counts, where its device has no memory left. Smaller:
+/// less in a round trip.
+const SEND_BUFFER_MIN: u64 = 128 * 1024; // a guess: two batches with what the kernel adds
 /// Bytes of packets that are given to the connection at once.
 const MESSAGE_PACKET_BYTES: usize = 64 * 1024;
 
@@ -50,6 +53,8 @@ struct StreamQueue {
     bytes: usize,
     /// The memory of the stream, charged to whoever opened it; counts nothing on a device.
     memory: MemoryCharge,
+    /// The limit of the connection's send buffer in the kernel, charged to the device that uses a server's stream.
+    in_kernel: MemoryCharge,
     /// Bytes that the core is asked for at once. Two batches may wait or be written: with more, bytes stay
     /// in queues; with fewer, the kernel waits for this process.
     batch: usize,
@@ -212,13 +217,39 @@ impl StreamQueues {
         let fits = memory.try_resize(queue.memory.bytes());
         if fits {
             queue.memory = memory;
+            queue.in_kernel = account.charge();
         }
         fits
     }
 
-    /// Forgets a stream whose task ended.
-    pub(crate) fn remove(&mut self, stream: StreamPathId) {
-        self.queues.remove(&stream);
+    /// Charges the limit of a stream's send buffer in the kernel, which enlarges it as the peer acknowledges. Returns the
+    /// limit to set instead if the device has no room for that. Nothing is charged before a device uses the stream.
+    pub(crate) fn charge_send_buffer(&mut self, stream: StreamPathId, limit: u64) -> Option<u64> {
+        let charge = &mut self.queues.get_mut(&stream)?.in_kernel;
+        let more = limit.saturating_sub(charge.bytes());
+        if !charge.is_counted() || more == 0 {
+            return None;
+        }
+        // Half of the room is left for the sessions that use the stream.
+        if charge.try_resize_beside(limit, more) {
+            return None;
+        }
+        let held = charge.bytes().max(SEND_BUFFER_MIN);
+        charge.resize(held);
+        Some(held)
+    }
+
+    /// Charges the limit that the kernel has set for a stream's send buffer.
+    pub(crate) fn recharge_send_buffer(&mut self, stream: StreamPathId, limit: u64) {
+        if let Some(queue) = self.queues.get_mut(&stream) {
+            queue.in_kernel.resize(limit);
+        }
+    }
+
+    /// Forgets a stream whose task ended. Returns the charge for what the kernel still holds of it.
+    pub(crate) fn remove(&mut self, stream: StreamPathId) -> Option<MemoryCharge> {
+        let queue = self.queues.remove(&stream)?;
+        Some(queue.in_kernel)
     }
 
     /// The number of open streams.
@@ -245,6 +276,7 @@ impl StreamQueues {
             batches: VecDeque::new(),
             bytes: 0,
             memory: MemoryCharge::default(),
+            in_kernel: MemoryCharge::default(),
             batch: BATCH_BYTES_MAX,
             closing: false,
             signals: signals.clone(),
@@ -252,5 +284,87 @@ impl StreamQueues {
         };
         self.queues.insert(stream, queue);
         (stream, signals)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use d2tp_session::{MemoryPool, PublicKey};
+
+    use super::*;
+
+    /// A stream that a device with this memory uses.
+    fn stream_of(account: &MemoryAccount) -> (StreamQueues, StreamPathId) {
+        let mut streams = StreamQueues::default();
+        let peer = SocketAddr::from(([127, 0, 0, 1], 1));
+        let (stream, _) = streams.insert(LinkId(0), peer);
+        assert!(streams.charge_to(stream, account));
+        (streams, stream)
+    }
+
+    #[test]
+    fn a_send_buffer_is_charged_as_it_grows_and_held_where_half_of_the_room_would_not_be_left() {
+        let pool = MemoryPool::new(10_000_000);
+        // A key has a fifth of what others leave.
+        let account = pool.account(PublicKey([1; 32]));
+        let (mut streams, stream) = stream_of(&account);
+        assert_eq!(streams.charge_send_buffer(stream, 300_000), None);
+        assert_eq!(streams.charge_send_buffer(stream, 700_000), None);
+        assert_eq!(account.used(), 700_000);
+        // 1.5 MB are left; what it would grow by is more than half of that.
+        assert_eq!(streams.charge_send_buffer(stream, 2_000_000), Some(700_000));
+        streams.recharge_send_buffer(stream, 699_392);
+        assert_eq!(account.used(), 699_392);
+        assert_eq!(pool.refusals(), 0, "nobody was refused anything");
+        let in_kernel = streams.remove(stream);
+        assert_eq!(account.used(), 699_392, "until the peer has taken it");
+        drop(in_kernel);
+        assert_eq!(account.used(), 0);
+    }
+
+    #[test]
+    fn a_send_buffer_without_any_room_is_the_smallest_and_one_that_nobody_pays_for_is_left_alone() {
+        let pool = MemoryPool::new(10_000_000);
+        let account = pool.account(PublicKey([1; 32]));
+        let mut others = account.charge();
+        others.resize(account.room());
+        let (mut streams, stream) = stream_of(&account);
+        let held = streams.charge_send_buffer(stream, 2_000_000);
+        assert_eq!(held, Some(SEND_BUFFER_MIN));
+        // A device's own stream.
+        let (own, _) = streams.insert(LinkId(1), SocketAddr::from(([127, 0, 0, 1], 2)));
+        assert_eq!(streams.charge_send_buffer(own, 2_000_000), None);
+    }
+
+    #[test]
+    fn workers_that_charge_a_key_at_once_do_not_exceed_its_limit_together() {
+        const ROUNDS: usize = 20_000;
+        let pool = MemoryPool::new(1_000_000);
+        let room = pool.account(PublicKey([1; 32])).room();
+        let arrived = AtomicU64::new(0);
+        let granted = AtomicU64::new(0);
+        let charge_in_rounds = || {
+            let account = pool.account(PublicKey([1; 32]));
+            // Waits until both threads have come as far.
+            let meet = |times: usize| {
+                arrived.fetch_add(1, Ordering::SeqCst);
+                while arrived.load(Ordering::SeqCst) < 2 * times as u64 {
+                    std::thread::yield_now();
+                }
+            };
+            for round in 0..ROUNDS {
+                meet(2 * round + 1);
+                let mut charge = account.charge();
+                granted.fetch_add(u64::from(charge.try_resize(room)), Ordering::SeqCst);
+                meet(2 * round + 2);
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(charge_in_rounds);
+            scope.spawn(charge_in_rounds);
+        });
+        assert_eq!(granted.into_inner(), ROUNDS as u64);
     }
 }

@@ -63,7 +63,7 @@ pub(crate) fn assign(
     Ok(workers)
 }
 
-/// Has the kernel choose the worker for each packet. Where it cannot, workers pass packets on.
+/// Makes the kernel choose the worker for each packet. Where it cannot, workers pass packets on.
 fn steer(socket: &LinkSocket, seed: u32, workers: u16) {
     #[cfg(target_os = "linux")]
     let steered = d2tp_udp::steer_to_workers(socket, seed, workers);

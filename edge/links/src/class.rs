@@ -67,7 +67,7 @@ pub struct CostAssessment {
 pub struct ClassRule {
     /// The device's name; a `*` at the end matches any rest.
     pub name: String,
-    /// The class of those links.
+    /// The cost class of the links that match.
     pub class: CostClass,
 }
 

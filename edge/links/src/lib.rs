@@ -27,6 +27,7 @@ mod access_point_rates;
 mod access_point_trials;
 mod class;
 mod cost_resolver;
+mod dhcp_option;
 mod event;
 mod gateway_probe;
 mod link;
@@ -50,6 +51,7 @@ pub use class::{
     ClassRule, ClassRules, CostAssessment, CostClass, IneffectiveRuleError, LinkClassRuleError,
 };
 pub use cost_resolver::CostResolver;
+pub use dhcp_option::DHCP_PROXY_OPTION;
 pub use event::{LinkEvent, difference};
 pub use link::{DefaultRoute, Link};
 pub use link_kind::LinkKind;

@@ -28,6 +28,8 @@ pub struct Link {
     pub addresses: Vec<IpAddr>,
     /// Default routes, the best (lowest metric) first.
     pub routes: Vec<DefaultRoute>,
+    /// What the network's DHCP names as its proxy (option [`crate::DHCP_PROXY_OPTION`]): a hint, which proves nothing.
+    pub dhcp_proxy: Option<String>,
 }
 
 /// A default route over one link.
@@ -94,6 +96,7 @@ pub(crate) mod tests {
             up: true,
             carrier: true,
             mtu_bytes: 1500,
+            dhcp_proxy: None,
             addresses: vec!["198.51.100.7".parse().expect("address")],
             routes: vec![DefaultRoute {
                 metric: 600,

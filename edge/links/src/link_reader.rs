@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::path::Path;
 
 use futures_util::{StreamExt, TryStreamExt, stream::BoxStream};
 use netlink_packet_route::AddressFamily;
@@ -13,6 +14,7 @@ use netlink_packet_route::route::{
 use rtnetlink::{Handle, MulticastGroup};
 
 use crate::cost_resolver::CostResolver;
+use crate::dhcp_option::{NETWORKD_LEASES, of_networkd_lease};
 use crate::link::{DefaultRoute, Link};
 use crate::link_kind::LinkKindEvidence;
 use crate::monitor::LinkError;
@@ -148,7 +150,10 @@ impl LinkReader {
                     None
                 }
             });
+            let managed = network.and_then(|network| network.dhcp_proxy.clone());
+            let lease = || of_networkd_lease(Path::new(NETWORKD_LEASES), index);
             let link = Link {
+                dhcp_proxy: managed.or_else(lease),
                 kind,
                 class,
                 index,

@@ -23,7 +23,7 @@ pub enum Metered {
     No,
     /// Probably: a phone's hotspot reports it by DHCP, or the device is a modem.
     GuessYes,
-    /// Probably not.
+    /// NetworkManager guesses that the network is not metered.
     GuessNo,
 }
 
@@ -74,6 +74,8 @@ pub struct NetworkInfo {
     pub in_sight: Vec<AccessPoint>,
     /// The code of a mobile network, country and operator, such as `26201`.
     pub operator: Option<String>,
+    /// The text of the network's DHCP option for proxies ([`crate::DHCP_PROXY_OPTION`]).
+    pub dhcp_proxy: Option<String>,
 }
 
 /// The networks behind all devices.

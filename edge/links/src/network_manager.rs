@@ -21,6 +21,7 @@ use zbus::fdo::{ManagedObjects, ObjectManagerProxy};
 use zbus::message::Type;
 use zbus::{Connection, MatchRule, MessageStream, OwnedObjectPath, OwnedVariant};
 
+use crate::dhcp_option::{DHCP_PROXY_OPTION, option_text};
 use crate::network::{AccessPoint, Connectivity, Metered, NetworkInfo, Networks};
 use crate::network_manager_bus::{NetworkDaemonProxy, SavedConnectionProxy, WirelessDeviceProxy};
 
@@ -30,6 +31,7 @@ const ROOT: &str = "/org/freedesktop";
 const ACTIVE: &str = "org.freedesktop.NetworkManager.Connection.Active";
 const ACCESS_POINT: &str = "org.freedesktop.NetworkManager.AccessPoint";
 const DEVICE: &str = "org.freedesktop.NetworkManager.Device";
+const DHCP4: &str = "org.freedesktop.NetworkManager.DHCP4Config";
 const MODEM: &str = "org.freedesktop.NetworkManager.Device.Modem";
 const WIRELESS: &str = "org.freedesktop.NetworkManager.Device.Wireless";
 const SETTINGS: &str = "org.freedesktop.NetworkManager.Settings.Connection";
@@ -280,6 +282,7 @@ fn assemble(
             operator: object
                 .get(MODEM)
                 .and_then(|modem| text(modem, "OperatorCode")),
+            dhcp_proxy: dhcp_proxy(objects, device),
             ..NetworkInfo::default()
         };
         let wireless = object.get(WIRELESS);
@@ -316,6 +319,15 @@ fn assemble(
         .sort_by(|a, b| a.device.cmp(&b.device));
     reading.networks.under_vpns = under_vpns(objects, &reading.devices);
     reading
+}
+
+/// The option for proxies of a device's lease, which NetworkManager names by the client of DHCP that it uses.
+fn dhcp_proxy(objects: &ManagedObjects, device: &DbusProperties) -> Option<String> {
+    let lease = objects.get(&path_of(device, "Dhcp4Config")?)?.get(DHCP4)?;
+    let options: DbusProperties = lease.get("Options")?.try_clone().ok()?.try_into().ok()?;
+    let names = ["private", "unknown"].map(|kind| format!("{kind}_{DHCP_PROXY_OPTION}"));
+    let value = names.iter().find_map(|name| text(&options, name))?;
+    option_text(&value)
 }
 
 /// The devices that NetworkManager's VPNs run over.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use zbus::{ObjectPath, OwnedObjectPath, OwnedVariant, Variant, proxy};
 
-/// NetworkManager itself.
+/// NetworkManager's main D-Bus interface.
 #[proxy(
     interface = "org.freedesktop.NetworkManager",
     default_service = "org.freedesktop.NetworkManager",

@@ -31,6 +31,7 @@ pub(crate) fn serial_links(rules: &ClassRules) -> Vec<Link> {
         up: true,
         carrier: true,
         mtu_bytes: 0,
+        dhcp_proxy: None,
         addresses: vec![IpAddr::V6(LINE_ADDRESS)],
         routes: vec![DefaultRoute {
             metric: LINE_METRIC,

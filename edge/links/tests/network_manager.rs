@@ -1,6 +1,8 @@
 //! Tests with a stand-in for NetworkManager on a bus of the test. They pass with a message if there
 //! is no bus program.
 
+use std::collections::HashMap;
+
 use cedos_lab_rig::bus::ServiceBus;
 use cedos_lab_rig::namespace::{LINKS, in_namespace_with, sh};
 use cedos_lab_rig::{PATIENCE, this_test};
@@ -15,6 +17,7 @@ use zbus::{ObjectPath, OwnedVariant, Proxy, Variant};
 const NAME: &str = "org.freedesktop.NetworkManager";
 const PATH: &str = "/org/freedesktop/NetworkManager";
 const DEVICE: &str = "org.freedesktop.NetworkManager.Device";
+const DHCP4: &str = "org.freedesktop.NetworkManager.DHCP4Config";
 const WIRELESS: &str = "org.freedesktop.NetworkManager.Device.Wireless";
 const ACTIVATED: i32 = 100;
 
@@ -164,6 +167,34 @@ async fn a_devices_network_is_known_with_its_access_points() {
         .await;
     until(&mut known, "wlan9", |network| {
         network.connectivity == Connectivity::Full
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_option_of_dhcp_for_proxies_is_read_from_a_devices_lease() {
+    let Some(mock) = manager("wlan9").await else {
+        return;
+    };
+    let mut known = mock.start().await;
+    assert_eq!(known.networks().of("wlan9").unwrap().dhcp_proxy, None);
+    let text = "d2tp://192.168.1.5:4433/KEY";
+    let hex: Vec<String> = text.bytes().map(|byte| format!("{byte:02x}")).collect();
+    let (hex, address) = (hex.join(":"), "192.168.1.7".to_owned());
+    let options: HashMap<&str, Variant<'_>> = [
+        ("private_224", Variant::from(hex)),
+        ("ip_address", Variant::from(address)),
+    ]
+    .into();
+    let properties: HashMap<&str, Variant<'_>> = [("Options", Variant::from(options))].into();
+    let path = "/org/freedesktop/NetworkManager/DHCP4Config/1";
+    let methods: Vec<(&str, &str, &str, &str)> = Vec::new();
+    let lease = (path, DHCP4, properties, methods);
+    let _: () = mock.mock.call("AddObject", &lease).await.unwrap();
+    let path = ObjectPath::try_from(path).unwrap();
+    mock.set(DEVICE, "Dhcp4Config", Variant::from(path)).await;
+    until(&mut known, "wlan9", |network| {
+        network.dhcp_proxy.as_deref() == Some(text)
     })
     .await;
 }

@@ -22,7 +22,7 @@ trait LogindManager {
     fn preparing_for_sleep(&self) -> zbus::Result<bool>;
 }
 
-/// What is inhibited: suspend, and logind's idle action. Not the lid: users close it on purpose.
+/// The operations that are inhibited: suspend, and logind's idle action. Not the lid: users close it on purpose.
 const WHAT: &str = "sleep:idle";
 
 /// Why a request to logind failed.

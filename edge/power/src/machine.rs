@@ -7,9 +7,9 @@ use d2tp_time::Span;
 /// Why the machine is woken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WakeReason {
-    /// To scan for links.
+    /// The machine wakes to scan for links.
     ScanLinks,
-    /// To begin a flow.
+    /// The machine wakes to begin a flow.
     StartFlow,
 }
 

@@ -21,7 +21,7 @@ const SUPPLIES_MAX: usize = 64; // a guess: laptops have five
 struct Battery {
     status: String,
     percent: Option<u8>,
-    /// What it holds when it is full, in whatever unit its driver has.
+    /// The charge of the full battery, in the unit of its driver.
     full: Option<f64>,
 }
 
@@ -70,7 +70,7 @@ pub fn read_power_source(directory: &Path) -> PowerSource {
     }
 }
 
-/// What is left in all batteries together, each by its size if all say it.
+/// The remaining charge of all batteries together in percent, weighted by their sizes if all report them.
 fn together(batteries: &[Battery]) -> Option<u8> {
     let known: Vec<(f64, Option<f64>)> = batteries
         .iter()

@@ -34,11 +34,11 @@ pub struct RadioStage {
 pub struct RadioProfile {
     /// The name of the profile.
     pub name: String,
-    /// Who measured the radio, and which it was.
+    /// The source of the figures: who measured which radio.
     pub source: String,
     /// The power in milliwatts when the radio has carried nothing for long.
     pub idle_mw: f64,
-    /// From the first byte in idle until the radio carries.
+    /// The stage from the first byte while idle until the radio carries it.
     pub ramp: RadioStage,
     /// The stages after a byte. The first is the radio at work, the others are its tail.
     pub stages: Vec<RadioStage>,
@@ -69,7 +69,7 @@ pub struct RadioProfiles {
     radios: Vec<RadioProfile>,
 }
 
-/// What is wrong with a file of profiles.
+/// An error in a file of profiles.
 #[derive(Debug, Error)]
 pub enum RadioProfileError {
     /// The text is not of the form that is expected.
@@ -78,9 +78,9 @@ pub enum RadioProfileError {
     /// A figure is out of bounds.
     #[error("radio `{name}`: {field} is {value}, not 0 to {most}; the unit is in its name")]
     OutOfBounds {
-        /// The profile.
+        /// The name of the profile.
         name: String,
-        /// The figure.
+        /// The name of the field with the figure.
         field: &'static str,
         /// The value of the figure.
         value: f64,

@@ -8,6 +8,7 @@
 //!      └─ system_calls.rs                 seccomp: only the calls of a list
 //!
 //!  confined(|| parse(bytes))              a thread that reaches no file, no network and no program
+//!  release_free_heap()                    memory that is free and that the C library would keep (heap.rs)
 //! ```
 //!
 //! Threads and programs that a process starts inherit all of it, and none of it can be taken back. A kernel without one
@@ -20,11 +21,13 @@
 mod capabilities;
 mod confined_call;
 mod file_access;
+mod heap;
 mod sandbox_report;
 mod system_calls;
 
 pub use confined_call::{confined, set_confinement};
 pub use file_access::{FileAccess, check_file_restriction, loaded_libraries, program_loader};
+pub use heap::{limit_heap_arenas, release_free_heap};
 pub use rustix::thread::CapabilitySet;
 pub use sandbox_report::{SandboxPart, SandboxReport};
 pub use system_calls::ProgramStarts;
@@ -47,7 +50,7 @@ pub use system_calls::ProgramStarts;
 pub struct ProcessSandbox {
     /// Files and folders that it reads, writes and runs.
     pub files: FileAccess,
-    /// Whether it may become another program.
+    /// Whether the process may become another program.
     pub starts: ProgramStarts,
     /// Capabilities that it keeps, if it has them.
     pub capabilities: CapabilitySet,

@@ -217,7 +217,7 @@ const ALLOWED: &[libc::c_long] = &[
     libc::SYS_landlock_restrict_self,
 ];
 
-/// Older names of calls above, which newer architectures do not have.
+/// Older names of calls in `ALLOWED`, which newer architectures do not have.
 #[cfg(target_arch = "x86_64")]
 const ALLOWED_OLDER: &[libc::c_long] = &[
     libc::SYS_open,

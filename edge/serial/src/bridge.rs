@@ -84,7 +84,7 @@ pub enum BridgeEvent {
     LineOpen,
     /// The device is gone; it is opened again when it comes back.
     LineGone {
-        /// Why.
+        /// The system's message.
         cause: String,
     },
     /// A mobile is answered by a server.

@@ -59,7 +59,7 @@ pub struct LinkFrame<'a> {
 /// The content of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameBody<'a> {
-    /// A packet.
+    /// A whole packet.
     Whole(&'a [u8]),
     /// A part of a packet that is larger than a frame.
     Fragment(LinkFragment<'a>),

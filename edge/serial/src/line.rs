@@ -25,9 +25,10 @@ const FRAME_BYTES: std::ops::RangeInclusive<u32> = 96..=256; // 256: the usual l
 /// How frames are delimited on a line.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LineFraming {
-    /// By a zero byte, which byte stuffing (COBS) keeps out of the frames.
+    /// Frames are delimited by a zero byte, which byte stuffing (COBS) keeps out of the frames.
     Cobs,
-    /// By KISS, for packet-radio modems (TNCs): every frame is an AX.25 frame of this station.
+    /// Frames are delimited by KISS, for packet-radio modems (TNCs): every frame is an AX.25 frame
+    /// of this station.
     Kiss(Callsign),
 }
 

@@ -1,7 +1,7 @@
 //! An open serial line: one task reads packets from it, another writes those that wait.
 //!
 //! ```text
-//!  send ─▶ FairQueue ─▶ fragments ─▶ device, a frame when the device's own queue is nearly empty
+//!  send ─▶ FairQueue ─▶ fragments ─▶ device, a frame when the device's own queue is nearly empty (AHEAD)
 //!  device ─▶ FrameReader ─▶ Reassembly ─▶ channel of received packets
 //! ```
 //!
@@ -38,6 +38,9 @@ const QUEUE_TIME: Duration = Duration::from_secs(4); // a guess: a few round tri
 const QUEUE_BYTES_MIN: usize = 4 * 1_200;
 /// How late a frame may have been written for the next one to follow earlier.
 const LATE_MAX: Duration = Duration::from_millis(10); // a guess: timers of a busy machine
+/// How much of the line's time a frame is written before the line has carried the one before it. Shorter: the line is idle
+/// whenever this host runs the task late. Longer: a packet of another station waits for that long more.
+const AHEAD: Duration = Duration::from_millis(50); // a guess: what a task waits for a processor on a busy host
 /// How often the device's queue is asked while it is not yet short enough, at least.
 const ASK_EVERY_MIN: Duration = Duration::from_millis(2);
 
@@ -325,14 +328,25 @@ impl PortShared {
         self.counts.lock().bytes_out += bytes.len() as u64;
         // The bit rate says how long it takes at least; the device's queue, whether that is enough: a modem
         // that holds back makes it longer.
-        tokio::time::sleep_until(free_at.into()).await;
+        let ahead = self.ahead();
+        let due = free_at.checked_sub(ahead).unwrap_or(free_at);
+        tokio::time::sleep_until(due.into()).await;
         while let Some(queued) = terminal::queued_bytes(self.device.get_ref().as_fd())
-            && queued > 0
+            && let wait = self.line.time_of(queued).saturating_sub(ahead)
+            && !wait.is_zero()
         {
-            let wait = self.line.time_of(queued).max(ASK_EVERY_MIN);
-            tokio::time::sleep(wait).await;
+            tokio::time::sleep(wait.max(ASK_EVERY_MIN)).await;
         }
         Ok(())
+    }
+
+    /// How long before the line is free the next frame is written. Where stations share the line, each waits for its
+    /// turn when the line is free.
+    fn ahead(&self) -> Duration {
+        match self.line.half_duplex {
+            true => Duration::ZERO,
+            false => AHEAD,
+        }
     }
 }
 

@@ -37,7 +37,7 @@ pub enum LatePolicy {
 /// What persists after the program has ended, carried by the user's agent (`cedos agent`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ConnectionPersist {
-    /// Nothing persists.
+    /// The connection does not outlive its process.
     #[default]
     No = 0,
     /// Written data is still delivered to the peer; then the connection ends as by a close.
@@ -75,7 +75,8 @@ pub enum ThresholdUnit {
 pub struct BufferThresholds {
     /// The level at which the use of networks that cost begins. Higher: bridges longer outages.
     pub low: u64,
-    /// The level at which it ends. Higher: more is paid for that a free network might have carried.
+    /// The level at which paid filling ends. Higher: more is paid for that a free network might
+    /// have carried.
     pub high: u64,
     /// Unit of both thresholds.
     pub unit: ThresholdUnit,
@@ -84,7 +85,7 @@ pub struct BufferThresholds {
 }
 
 impl BufferThresholds {
-    /// A `struct d2tp_rcvbufth`.
+    /// The bytes of a `struct d2tp_rcvbufth`.
     pub(crate) fn to_bytes(self) -> Vec<u8> {
         let levels = [self.low.to_ne_bytes(), self.high.to_ne_bytes()].concat();
         let words = [(self.unit as u32).to_ne_bytes(), self.rate.to_ne_bytes()].concat();

@@ -19,7 +19,7 @@ const CONNECT_PAUSE: Duration = Duration::from_millis(200); // a guess
 /// How long the store remembers the number of a process's newest connection.
 const FENCE_FOR: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// What is known of a store.
+/// Whether a store answers and takes records, as of the last request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreHealth {
     /// The store answered last, and takes records.

@@ -234,7 +234,7 @@ redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
 return {'ok'}
 ";
 
-/// All scripts.
+/// All scripts that run inside the store.
 pub(crate) struct StoreScripts {
     pub(crate) look_up: StoreScript,
     pub(crate) claim: StoreScript,

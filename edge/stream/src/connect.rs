@@ -50,7 +50,7 @@ pub enum ConnectError {
     HttpProxy {
         /// The proxy's host and port.
         proxy: String,
-        /// The reason that it gave.
+        /// The reason that the server gave.
         why: String,
     },
     /// Another host answers: a portal, a middlebox, or another server (R-STREAM-7).

@@ -24,7 +24,7 @@ pub use connect::{
 };
 pub use identity::{IdentityError, StreamIdentity};
 pub use listen::TcpStreamAcceptor;
-pub use messages::{PacketBatch, PacketReceiver, PacketSender, StreamEnd};
+pub use messages::{PacketBatch, PacketReceiver, PacketSender, StreamConnection, StreamEnd};
 
 use std::io;
 use std::time::Duration;
@@ -43,7 +43,7 @@ pub const SUBPROTOCOL: &str = "d2tp";
 pub const STREAM_PORT_DEFAULT: u16 = 443;
 /// The largest message that is accepted: a batch of packets and their lengths.
 pub const MESSAGE_BYTES_MAX: usize = 128 * 1024;
-/// How long it may take from the first TCP segment until packets can be sent.
+/// The maximum time from the first TCP segment until packets can be sent.
 pub const CONNECT_MAX: Duration = Duration::from_secs(10); // a guess: three SYNs and a slow proxy
 
 /// How long TCP retransmits unacknowledged bytes before the connection counts as dead. A new

@@ -89,7 +89,7 @@ impl TcpStreamAcceptor {
             .collect()
     }
 
-    /// The address on which it listens.
+    /// The address on which the acceptor listens.
     ///
     /// # Errors
     /// The system does not report it.

@@ -4,7 +4,7 @@
 //!  message = *( length(2) packet )       length: bytes of the packet, in network byte order
 //! ```
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::stream::{SplitSink, SplitStream};
@@ -54,6 +54,16 @@ pub struct PacketSender {
     limit: UnsentLimit,
 }
 
+/// The connection of a stream, which stays open until this is dropped.
+pub struct StreamConnection(SharedTcp);
+
+impl StreamConnection {
+    /// Closes the connection once the peer has taken what was written, or after `most`: the rest is given up.
+    pub async fn end(self, most: Duration) {
+        self.0.end(most).await;
+    }
+}
+
 /// The half of a stream that receives.
 pub struct PacketReceiver {
     stream: SplitStream<WebSocketStream<Box<dyn CarrierStream>>>,
@@ -99,6 +109,26 @@ impl PacketSender {
     /// How many bytes may wait for [`PacketSender::send`], so that little waits on a slow connection.
     pub fn waiting_bytes_max(&self) -> usize {
         self.limit.bytes() as usize
+    }
+
+    /// The limit of the connection's send buffer in the kernel, as the kernel counts. The kernel raises it as the peer
+    /// acknowledges, unless it is held.
+    pub fn send_buffer_max(&self) -> u64 {
+        self.tcp.kernel_buffers().send_max
+    }
+
+    /// Sets the limit of the connection's send buffer in the kernel, which does not raise it any more. Returns the limit
+    /// that holds: the system has a least and a most.
+    pub fn hold_send_buffer(&self, limit: u64) -> u64 {
+        if let Err(error) = self.tcp.set_send_buffer_max(limit) {
+            tracing::debug!(%error, "the send buffer of a stream stays as the kernel tunes it");
+        }
+        self.send_buffer_max()
+    }
+
+    /// The stream's connection, which can be ended when both halves are gone.
+    pub fn connection(&self) -> StreamConnection {
+        StreamConnection(self.tcp.clone())
     }
 
     /// Closes the stream properly.

@@ -11,11 +11,13 @@
 //! abandoned. If too little waits, a program that is late leaves gaps in what TCP sends.
 
 use std::io::{self, IoSlice};
+use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
+use d2tp_tcp::KernelBuffers;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
@@ -25,6 +27,8 @@ const UNSENT_BYTES_MIN: u32 = 16 * 1024; // one TLS record
 const UNSENT_BYTES_MAX: u32 = 1024 * 1024;
 /// The time that TCP can send from what waits. Shorter: a busy machine leaves gaps.
 const UNSENT_TIME: Duration = Duration::from_millis(50); // a guess: some turns of a busy machine
+/// The interval between looks at what the peer has not taken when a connection ends.
+const TAKEN_LOOK_EVERY: Duration = Duration::from_millis(20);
 /// The shortest time over which a rate is measured.
 const MEASURED_MIN: Duration = Duration::from_millis(100);
 
@@ -88,6 +92,34 @@ impl SharedTcp {
     /// Sets how many bytes the kernel accepts beyond those that it may send at once.
     pub(crate) fn set_unsent_limit(&self, bytes: u32) -> io::Result<()> {
         socket2::SockRef::from(&*self.0).set_tcp_notsent_lowat(bytes)
+    }
+
+    /// The connection's buffers in the kernel; nothing if it does not say.
+    pub(crate) fn kernel_buffers(&self) -> KernelBuffers {
+        KernelBuffers::of(self.0.as_fd()).unwrap_or_default()
+    }
+
+    /// Closes the connection. What the peer does not take within `most` is given up: the kernel would hold it for as long as
+    /// it tries to deliver it, although nobody has the connection any more.
+    pub(crate) async fn end(self, most: Duration) {
+        let socket = socket2::SockRef::from(&*self.0);
+        // Fails if the peer has reset the connection: then nothing is left.
+        let _ = socket.shutdown(std::net::Shutdown::Write);
+        let taken = async {
+            while self.kernel_buffers().sent > 0 {
+                tokio::time::sleep(TAKEN_LOOK_EVERY).await;
+            }
+        };
+        if tokio::time::timeout(most, taken).await.is_err()
+            && let Err(error) = socket.set_linger(Some(Duration::ZERO))
+        {
+            tracing::debug!(%error, "the kernel goes on delivering what was written to a stream");
+        }
+    }
+
+    pub(crate) fn set_send_buffer_max(&self, bytes: u64) -> io::Result<()> {
+        // The kernel doubles what it is given, for its own needs.
+        socket2::SockRef::from(&*self.0).set_send_buffer_size(bytes as usize / 2)
     }
 }
 
@@ -158,7 +190,55 @@ impl AsyncWrite for SharedTcp {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
     use super::*;
+
+    /// Ends a connection on which some megabytes were written, while its peer reads only afterwards, or all the time.
+    /// Returns how many were written, and what the peer read in the end.
+    async fn end_with(reads: bool) -> io::Result<(usize, io::Result<usize>)> {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+        // The peer's kernel takes less than is written.
+        socket2::SockRef::from(&listener).set_recv_buffer_size(16_384)?;
+        let tcp = TcpStream::connect(listener.local_addr()?).await?;
+        let (mut peer, _) = listener.accept()?;
+        let mut rest = Vec::new();
+        let read = move || peer.read_to_end(&mut rest);
+        let tcp = SharedTcp::new(tcp)?;
+        let mut written = 0;
+        while let Ok(n) = tcp.0.try_write(&[0; 65_536]) {
+            written += n;
+        }
+        let (most, now, later) = match reads {
+            true => (
+                Duration::from_secs(60),
+                Some(std::thread::spawn(read)),
+                None,
+            ),
+            false => (Duration::from_millis(1), None, Some(read)),
+        };
+        tcp.end(most).await;
+        let read = match (now, later) {
+            (Some(reader), _) => reader.join().expect("it reads"),
+            (None, read) => read.map_or(Ok(0), |mut read| read()),
+        };
+        Ok((written, read))
+    }
+
+    #[tokio::test]
+    async fn what_a_peer_does_not_take_is_not_left_with_the_kernel() -> io::Result<()> {
+        let (_, read) = end_with(false).await?;
+        let error = read.expect_err("it was given all of it");
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn what_a_peer_takes_arrives_whole_when_a_connection_ends() -> io::Result<()> {
+        let (written, read) = end_with(true).await?;
+        assert_eq!(read?, written);
+        Ok(())
+    }
 
     #[test]
     fn what_waits_is_a_twentieth_of_a_second_of_what_the_connection_carries() {

@@ -32,7 +32,7 @@ pub struct KernelBuffers {
 }
 
 impl KernelBuffers {
-    /// What the kernel says of a socket.
+    /// Reads how full a socket's kernel buffers are, and how large they may be.
     ///
     /// # Errors
     /// It is not a socket.
@@ -62,7 +62,7 @@ impl KernelBuffers {
         })
     }
 
-    /// Nothing on this system, which does not say.
+    /// Fails: this system does not report the buffers of sockets.
     ///
     /// # Errors
     /// There are none.

@@ -17,6 +17,10 @@
 #![cfg_attr(not(target_os = "linux"), forbid(unsafe_code))]
 
 mod buffers;
+#[cfg(target_os = "linux")]
+mod connection_list;
+#[cfg(target_os = "linux")]
+mod device_queues;
 pub mod multipath;
 #[cfg(target_os = "linux")]
 mod sockopt;
@@ -26,6 +30,8 @@ use std::os::fd::BorrowedFd;
 
 pub use buffers::KernelBuffers;
 use d2tp_session::{Drwa, DrwaLambda, Span, Time};
+#[cfg(target_os = "linux")]
+pub use device_queues::{DeviceQueues, QueueLook};
 
 /// The lowest limit: four segments of the largest ordinary size, which TCP needs to detect a loss.
 const FLOOR_BYTES: u64 = 4 * 1460;
@@ -74,14 +80,29 @@ impl WindowClamp {
     #[cfg(target_os = "linux")]
     pub fn update(&mut self, socket: BorrowedFd<'_>, now: Time) -> io::Result<Option<Span>> {
         let info = sockopt::info(socket)?;
-        let before = self.drwa.limit();
-        self.on_info(now, &info);
-        let limit = self.drwa.limit();
-        // When the kernel grows the buffer it also moves the clamp, so the clamp is set each time.
-        if limit.is_some() || limit != before {
+        if let Some(limit) = self.observe(now, &info) {
             sockopt::set_window_clamp(socket, limit)?;
         }
         Ok(info.open.then(|| self.next_update_in()))
+    }
+
+    /// The controller of a socket that has carried data already, as these measurements say.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn joining(lambda: DrwaLambda, info: &TcpInfo) -> Self {
+        WindowClamp {
+            received: info.bytes_received,
+            ..WindowClamp::new(lambda)
+        }
+    }
+
+    /// Takes in measurements of the socket. Returns the clamp that is to be set, if one is.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn observe(&mut self, now: Time, info: &TcpInfo) -> Option<Option<u64>> {
+        let before = self.drwa.limit();
+        self.on_info(now, info);
+        let limit = self.drwa.limit();
+        // When the kernel grows the buffer it also moves the clamp, so the clamp is set each time.
+        (limit.is_some() || limit != before).then_some(limit)
     }
 
     /// Does nothing on this system, which has no window clamp.
@@ -96,6 +117,12 @@ impl WindowClamp {
     /// The largest window that is offered; `None`: the kernel decides.
     pub fn limit(&self) -> Option<u64> {
         self.drwa.limit()
+    }
+
+    /// The shortest round trip that is known.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn rtt_min(&self) -> Option<Span> {
+        self.drwa.rtt_min()
     }
 
     fn on_info(&mut self, now: Time, info: &TcpInfo) {
@@ -114,7 +141,7 @@ impl WindowClamp {
     }
 
     /// The time until the next update: two round trips.
-    fn next_update_in(&self) -> Span {
+    pub(crate) fn next_update_in(&self) -> Span {
         self.rcv_rtt.divided(2).max(LOOK_MIN).min(LOOK_MAX)
     }
 }

@@ -18,7 +18,7 @@ const RCV_RTT_AT: usize = 92;
 const BYTES_RECEIVED_AT: usize = 128;
 const MIN_RTT_AT: usize = 148;
 /// TCP_ESTABLISHED, FIN_WAIT1 and FIN_WAIT2 (net/tcp_states.h): the peer may still send.
-const STATES_OPEN: [u8; 3] = [1, 4, 5];
+pub(crate) const STATES_OPEN: [u8; 3] = [1, 4, 5];
 /// The value for no clamp: more than any window (RFC 7323 §2.3 allows up to a gigabyte).
 const NO_CLAMP: u64 = 1 << 30;
 
@@ -39,17 +39,19 @@ pub(crate) fn info(socket: BorrowedFd<'_>) -> io::Result<TcpInfo> {
     if failed != 0 {
         return Err(io::Error::last_os_error());
     }
-    if (length as usize) < INFO_BYTES {
-        return Err(io::Error::other(
-            "this kernel tells too little of its connections",
-        ));
-    }
-    let micros = |at: usize| Span::from_micros(u64::from(word(&bytes, at)));
-    Ok(TcpInfo {
+    parse_info(&bytes[..length as usize])
+        .ok_or_else(|| io::Error::other("this kernel tells too little of its connections"))
+}
+
+/// Reads `struct tcp_info`; none if the kernel tells too little.
+pub(crate) fn parse_info(bytes: &[u8]) -> Option<TcpInfo> {
+    let bytes = bytes.get(..INFO_BYTES)?;
+    let micros = |at: usize| Span::from_micros(u64::from(word(bytes, at)));
+    Some(TcpInfo {
         rcv_rtt: micros(RCV_RTT_AT),
         // All ones mean that there is no measurement yet.
-        min_rtt: (word(&bytes, MIN_RTT_AT) != u32::MAX).then(|| micros(MIN_RTT_AT)),
-        bytes_received: long(&bytes, BYTES_RECEIVED_AT),
+        min_rtt: (word(bytes, MIN_RTT_AT) != u32::MAX).then(|| micros(MIN_RTT_AT)),
+        bytes_received: long(bytes, BYTES_RECEIVED_AT),
         open: STATES_OPEN.contains(&bytes[STATE_AT]),
     })
 }

@@ -63,8 +63,8 @@ pub fn print_stderr(text: &str) {
     let _ = print(&mut io::stderr(), &without_error_numbers(text));
 }
 
-/// Text without ` (os error 2)` and the like.
-fn without_error_numbers(text: &str) -> String {
+/// Text without ` (os error 2)` and the like, which [`print_stderr`] omits by itself.
+pub fn without_error_numbers(text: &str) -> String {
     const BEFORE: &str = " (os error ";
     let mut kept = String::with_capacity(text.len());
     let mut rest = text;

@@ -1,5 +1,7 @@
 //! Marks packets "congestion experienced" in place of dropping them (RFC 3168).
 
+use crate::internet_checksum::changed_checksum;
+
 /// The two ECN bits of a packet whose sender is told by a mark.
 const ECT_1: u8 = 0b01;
 const ECT_0: u8 = 0b10;
@@ -19,19 +21,14 @@ fn understands(ecn: u8) -> bool {
 }
 
 fn mark_v4(packet: &mut [u8]) -> bool {
-    let old = u16::from_be_bytes([packet[0], packet[1]]);
+    let before = [packet[0], packet[1]];
     if !understands(packet[1] & CE) {
         return false;
     }
     packet[1] |= CE;
-    let new = u16::from_be_bytes([packet[0], packet[1]]);
-    // RFC 1624 §3: HC' = ~(~HC + ~m + m').
     let checksum = u16::from_be_bytes([packet[10], packet[11]]);
-    let mut sum = u32::from(!checksum) + u32::from(!old) + u32::from(new);
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    packet[10..12].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+    let checksum = changed_checksum(checksum, &before, &packet[..2]);
+    packet[10..12].copy_from_slice(&checksum.to_be_bytes());
     true
 }
 
@@ -47,6 +44,7 @@ fn mark_v6(packet: &mut [u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::internet_checksum::sum;
 
     /// A header of IPv4 with a right checksum.
     fn header(tos: u8) -> Vec<u8> {
@@ -55,18 +53,6 @@ mod tests {
         let sum = !sum(&bytes);
         bytes[10..12].copy_from_slice(&sum.to_be_bytes());
         bytes
-    }
-
-    /// The ones' complement sum of a header (RFC 1071); 0xffff if its checksum is right.
-    fn sum(bytes: &[u8]) -> u16 {
-        let words = bytes.chunks(2);
-        let mut sum: u32 = words
-            .map(|two| u32::from(u16::from_be_bytes([two[0], two[1]])))
-            .sum();
-        while sum > 0xffff {
-            sum = (sum & 0xffff) + (sum >> 16);
-        }
-        sum as u16
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub enum InnerPacketError {
     Fragment,
 }
 
-/// The addresses, protocol and port of an inner packet.
+/// The addresses, protocol, ports and code point of an inner packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InnerPacket {
     /// The source address.
@@ -46,8 +46,12 @@ pub struct InnerPacket {
     pub destination: IpAddr,
     /// The number of the transport protocol.
     pub protocol: u8,
+    /// The source port of TCP and UDP.
+    pub source_port: Option<u16>,
     /// The destination port of TCP and UDP.
     pub destination_port: Option<u16>,
+    /// The code point of Differentiated Services (RFC 2474).
+    pub dscp: u8,
     /// The type of an ICMP message.
     pub icmp_type: Option<u8>,
 }
@@ -65,6 +69,7 @@ impl InnerPacket {
     /// let packet = InnerPacket::parse(&bytes).unwrap();
     /// assert_eq!(packet.source.to_string(), "10.83.0.2");
     /// assert_eq!(packet.destination_port, Some(53));
+    /// assert_eq!(packet.dscp, 0);
     /// ```
     ///
     /// # Errors
@@ -80,28 +85,32 @@ impl InnerPacket {
     fn with_transport(
         source: IpAddr,
         destination: IpAddr,
+        dscp: u8,
         protocol: u8,
         payload: &[u8],
     ) -> Result<InnerPacket, InnerPacketError> {
         let has_ports = matches!(protocol, PROTOCOL_TCP | PROTOCOL_UDP);
         let is_icmp = matches!(protocol, PROTOCOL_ICMP | PROTOCOL_ICMPV6);
-        let port = payload
-            .get(2..4)
-            .map(|at| u16::from_be_bytes([at[0], at[1]]));
+        let port = |at: usize| {
+            let bytes = payload.get(at..at + 2).filter(|_| has_ports);
+            bytes.map(|bytes| u16::from_be_bytes([bytes[0], bytes[1]]))
+        };
         let icmp_type = payload.first().copied();
-        if (has_ports && port.is_none()) || (is_icmp && icmp_type.is_none()) {
+        if (has_ports && port(2).is_none()) || (is_icmp && icmp_type.is_none()) {
             return Err(InnerPacketError::Malformed);
         }
         Ok(InnerPacket {
             source,
             destination,
             protocol,
-            destination_port: port.filter(|_| has_ports),
+            source_port: port(0),
+            destination_port: port(2),
+            dscp,
             icmp_type: icmp_type.filter(|_| is_icmp),
         })
     }
 
-    /// Whether it is for several hosts: multicast, or broadcast to all.
+    /// Whether the packet is for several hosts: multicast, or broadcast to all.
     pub fn is_for_many(&self) -> bool {
         match self.destination {
             IpAddr::V4(to) => to.is_multicast() || to.is_broadcast(),
@@ -109,7 +118,7 @@ impl InnerPacket {
         }
     }
 
-    /// Whether it is an ICMP redirect, which would change the receiver's routes.
+    /// Whether the packet is an ICMP redirect, which would change the receiver's routes.
     pub fn is_redirect(&self) -> bool {
         // RFC 792: type 5; RFC 4861 §4.5: type 137.
         matches!(
@@ -135,7 +144,13 @@ fn parse_v4(bytes: &[u8]) -> Result<InnerPacket, InnerPacketError> {
     let address = |at: usize| -> IpAddr {
         Ipv4Addr::new(header[at], header[at + 1], header[at + 2], header[at + 3]).into()
     };
-    InnerPacket::with_transport(address(12), address(16), header[9], &bytes[IPV4_HEADER..])
+    InnerPacket::with_transport(
+        address(12),
+        address(16),
+        header[1] >> 2,
+        header[9],
+        &bytes[IPV4_HEADER..],
+    )
 }
 
 fn parse_v6(bytes: &[u8]) -> Result<InnerPacket, InnerPacketError> {
@@ -148,6 +163,7 @@ fn parse_v6(bytes: &[u8]) -> Result<InnerPacket, InnerPacketError> {
         let octets: [u8; 16] = header[at..at + 16].try_into().expect("sixteen bytes");
         Ipv6Addr::from(octets).into()
     };
+    let dscp = (u16::from_be_bytes([header[0], header[1]]) >> 6) as u8 & 0x3f;
     let (mut next, mut payload) = (header[6], &bytes[IPV6_HEADER..]);
     for _ in 0..EXTENSIONS_MAX {
         match next {
@@ -163,7 +179,9 @@ fn parse_v6(bytes: &[u8]) -> Result<InnerPacket, InnerPacketError> {
                     .get(extension..)
                     .ok_or(InnerPacketError::Malformed)?;
             }
-            _ => return InnerPacket::with_transport(address(8), address(24), next, payload),
+            _ => {
+                return InnerPacket::with_transport(address(8), address(24), dscp, next, payload);
+            }
         }
     }
     Err(InnerPacketError::Options)

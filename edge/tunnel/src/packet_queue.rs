@@ -69,13 +69,13 @@ impl PacketQueueCounts {
 /// A packet that leaves the queue.
 #[derive(Debug, PartialEq, Eq)]
 pub struct WaitingPacket {
-    /// Its bytes.
+    /// The bytes of the packet.
     pub packet: BytesMut,
-    /// For how long it may still wait.
+    /// The time for which the packet may still wait.
     pub left: Duration,
 }
 
-/// See the module.
+/// A queue of packets for one destination, managed by CoDel.
 #[derive(Debug)]
 pub struct PacketQueue {
     flows: HashMap<u64, FlowPackets>,
@@ -92,15 +92,15 @@ pub struct PacketQueue {
 struct FlowPackets {
     waiting: VecDeque<(Instant, BytesMut)>,
     bytes: usize,
-    /// The bytes that it may still send in this turn.
+    /// The bytes that the flow may still send in this turn.
     deficit: i64,
     codel: CoDel,
 }
 
-/// RFC 8289 §5.
+/// The state of the queue management CoDel (RFC 8289 §5).
 #[derive(Debug, Default)]
 struct CoDel {
-    /// When it will have waited too long for an interval.
+    /// The time at which packets will have waited too long for a whole interval.
     above_since: Option<Instant>,
     next_drop: Option<Instant>,
     is_dropping: bool,
@@ -152,14 +152,18 @@ impl FlowPackets {
         self.bytes -= cost;
         *total -= cost;
         let may_drop = self.codel.may_drop(now, since, self.bytes);
-        let left = EXPIRY.saturating_sub(now.saturating_duration_since(since));
+        let left = match is_tcp(&packet) {
+            true => EXPIRY,
+            false => EXPIRY.saturating_sub(now.saturating_duration_since(since)),
+        };
         Some((WaitingPacket { packet, left }, may_drop))
     }
 
     fn forget_expired(&mut self, now: Instant, total: &mut usize) -> u64 {
         let mut expired = 0;
-        while let Some((since, _)) = self.waiting.front()
+        while let Some((since, packet)) = self.waiting.front()
             && now.saturating_duration_since(*since) > EXPIRY
+            && !is_tcp(packet)
         {
             self.take(now, total);
             expired += 1;
@@ -173,6 +177,7 @@ impl FlowPackets {
         now: Instant,
         total: &mut usize,
         counts: &mut PacketQueueCounts,
+        dropped: &mut Vec<BytesMut>,
     ) -> Option<WaitingPacket> {
         counts.expired += self.forget_expired(now, total);
         let Some((mut taken, mut may_drop)) = self.take(now, total) else {
@@ -189,6 +194,7 @@ impl FlowPackets {
                 return Some(taken);
             }
             counts.congested += 1;
+            dropped.push(taken.packet);
             return self.take(now, total).map(|(taken, _)| taken);
         }
         loop {
@@ -205,6 +211,7 @@ impl FlowPackets {
                 return Some(taken);
             }
             counts.congested += 1;
+            dropped.push(taken.packet);
             (taken, may_drop) = self.take(now, total)?;
         }
     }
@@ -281,6 +288,24 @@ impl PacketQueue {
         }
     }
 
+    /// Takes the waiting packets of TCP out, those of each flow in their order.
+    pub(crate) fn take_tcp(&mut self) -> Vec<BytesMut> {
+        let mut taken = Vec::new();
+        for flow in self.flows.values_mut() {
+            for (since, packet) in std::mem::take(&mut flow.waiting) {
+                if !is_tcp(&packet) {
+                    flow.waiting.push_back((since, packet));
+                    continue;
+                }
+                let cost = cost(&packet);
+                flow.bytes -= cost;
+                self.bytes -= cost;
+                taken.push(packet);
+            }
+        }
+        taken
+    }
+
     /// Drops everything that waits, without counting it.
     pub fn clear(&mut self) {
         self.flows.clear();
@@ -289,8 +314,8 @@ impl PacketQueue {
         self.bytes = 0;
     }
 
-    /// The packet whose turn it is.
-    pub fn pop(&mut self, now: Instant) -> Option<WaitingPacket> {
+    /// The packet whose turn it is. Adds those to `dropped` that leave the queue for their sender to slow down.
+    pub fn pop(&mut self, now: Instant, dropped: &mut Vec<BytesMut>) -> Option<WaitingPacket> {
         loop {
             let is_new = !self.new.is_empty();
             let turn = match is_new {
@@ -306,7 +331,7 @@ impl PacketQueue {
                 self.old.push_back(key);
                 continue;
             }
-            let Some(taken) = flow.pop(now, &mut self.bytes, &mut self.counts) else {
+            let Some(taken) = flow.pop(now, &mut self.bytes, &mut self.counts, dropped) else {
                 match is_new {
                     // Not forgotten at once, so that one that sends single packets is not always new.
                     true => self.old.push_back(key),
@@ -327,6 +352,11 @@ impl PacketQueue {
 
 fn cost(packet: &BytesMut) -> usize {
     packet.len() + PACKET_OVERHEAD_BYTES
+}
+
+/// Whether a packet is TCP's. Such packets do not expire: their sender would have to send them again.
+fn is_tcp(packet: &[u8]) -> bool {
+    flow_of(packet).1 == PROTOCOL_TCP
 }
 
 /// What packets of one flow have in common: addresses, protocol and ports. Headers with extensions are told apart by
@@ -366,7 +396,8 @@ mod tests {
     }
 
     fn pop(queue: &mut PacketQueue, now: Instant) -> Option<BytesMut> {
-        queue.pop(now).map(|taken| taken.packet)
+        let popped = queue.pop(now, &mut Vec::new());
+        popped.map(|taken| taken.packet)
     }
 
     #[test]
@@ -466,6 +497,36 @@ mod tests {
         let expected = (10..20).map(|number| (1, number)).chain([(2, 7)]);
         let missing: Vec<_> = expected.filter(|one| !left.contains(one)).collect();
         assert!(missing.is_empty() && left.len() == 11, "{left:?}");
+    }
+
+    #[test]
+    fn packets_of_tcp_wait_longer_and_are_taken_out_in_an_outage() {
+        let (mut queue, now) = (PacketQueue::new(1 << 20), Instant::now());
+        let mut tcp = udp(1, 0, 100, 0);
+        tcp[9] = PROTOCOL_TCP;
+        queue.push(now, &tcp);
+        queue.push(now, &udp(2, 0, 100, 0));
+        let later = now + 2 * EXPIRY;
+        queue.forget_expired(later);
+        assert_eq!(queue.counts().expired, 1);
+        assert_eq!(queue.take_tcp(), [&tcp[..]]);
+        assert_eq!((queue.bytes(), pop(&mut queue, later)), (0, None));
+    }
+
+    #[test]
+    fn packets_of_udp_expire_that_share_their_turns_with_tcp() {
+        let (mut queue, now) = (PacketQueue::new(1 << 20), Instant::now());
+        let mut tcp = udp(1, 0, 100, 0);
+        tcp[9] = PROTOCOL_TCP;
+        let key = |packet: &[u8]| queue.hashing.hash_one(flow_of(packet)) % FLOWS_MAX;
+        let mut ports = (0..=u16::MAX).map(|port| udp(port, 0, 100, 0));
+        let shares = ports.find(|packet| key(packet) == key(&tcp));
+        queue.push(now, &tcp);
+        queue.push(now, &shares.expect("one of 65,536 of 1,024 flows"));
+        let later = now + 2 * EXPIRY;
+        let first = pop(&mut queue, later).expect("TCP does not expire");
+        assert_eq!(first[9], PROTOCOL_TCP);
+        assert_eq!((pop(&mut queue, later), queue.counts().expired), (None, 1));
     }
 
     #[test]

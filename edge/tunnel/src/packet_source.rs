@@ -1,6 +1,7 @@
 //! Packets for a session, which takes them as it has room.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -13,8 +14,10 @@ use tokio::time::sleep;
 
 use crate::PACKET_CONTEXT;
 use crate::capsules::packet_capsule;
+use crate::metered_filter::MeteredFilter;
 use crate::packet_pieces::split;
 use crate::packet_queue::{PacketQueue, PacketQueueCounts, WaitingPacket};
+use crate::tcp_hold::{BlockedPacket, TcpHold};
 
 /// The most that packets of one session occupy while they wait: 60 ms of 200 Mb/s.
 const QUEUE_BYTES_MAX: usize = 1536 * 1024; // a guess: several bursts of 64 KiB that a kernel hands over at once
@@ -22,21 +25,37 @@ const QUEUE_BYTES_MAX: usize = 1536 * 1024; // a guess: several bursts of 64 KiB
 /// The bytes of capsules that are written and not acknowledged at most: 9 Mb/s at a round trip of 60 ms.
 const CAPSULES_AHEAD_MAX: u64 = 64 * 1024; // a guess: half a second at 1 Mb/s
 
-/// How often it is asked whether packets that wait may leave as datagrams.
+/// The interval at which waiting packets are checked for whether they may leave as datagrams.
 const LOOK_EVERY: Duration = Duration::from_millis(20); // a guess: some packets of a call
 
-/// Packets that wait for room in a session, in the order of [`PacketQueue`].
+/// The interval at which held packets are checked for whether they may leave, during an outage, or again. They do not expire.
+const LOOK_IN_OUTAGE_EVERY: Duration = Duration::from_millis(500); // a guess: seldom enough for a battery
+
+/// How long a packet of TCP that leaves after an outage may wait.
+const RELEASED_EXPIRY: Duration = Duration::from_millis(500); // as long as others wait in the queue
+
+/// How long a released packet of TCP may wait while only slow paths carry, which take some packets at once for later.
+const SLOW_EXPIRY: Duration = Duration::from_secs(10); // a guess: four packets of 1,420 bytes take a second at 48 kb/s
+
+/// Packets that wait for room in a session, in the order of [`PacketQueue`]. Packets of TCP that were under way when the
+/// session lost its paths leave again when there is one.
 #[derive(Debug)]
 pub struct PacketSource {
     state: Mutex<SourceState>,
     /// Notified when packets were added.
     added: Notify,
     too_long: AtomicU64,
+    /// Which packets may leave over metered links; none: all.
+    filter: Option<Arc<dyn MeteredFilter>>,
 }
 
 #[derive(Debug)]
 struct SourceState {
     queue: PacketQueue,
+    /// Packets of TCP that were not acknowledged.
+    hold: TcpHold,
+    /// Whether the last packet that left was one that had been held.
+    was_released: bool,
     /// The second piece of a packet that was split, and for how long it may still wait.
     second: Option<(Bytes, Duration)>,
     /// The number of the next packet that is split.
@@ -48,37 +67,92 @@ struct SourceState {
 impl PacketSource {
     /// A source whose packets are charged to `charge`.
     pub fn new(charge: MemoryCharge) -> PacketSource {
+        PacketSource::with_filter(charge, None)
+    }
+
+    /// A source whose packets leave over metered links if this filter admits them.
+    pub fn with_filter(
+        charge: MemoryCharge,
+        filter: Option<Arc<dyn MeteredFilter>>,
+    ) -> PacketSource {
         PacketSource {
             state: Mutex::new(SourceState {
                 queue: PacketQueue::new(QUEUE_BYTES_MAX),
+                hold: TcpHold::default(),
+                was_released: false,
                 second: None,
                 number: 0,
                 charge,
             }),
             added: Notify::new(),
             too_long: AtomicU64::new(0),
+            filter,
         }
     }
 
-    /// Adds packets, and lets `connection`, whose source this is, send them.
-    pub fn push<'a>(&self, connection: &Connection, packets: impl IntoIterator<Item = &'a [u8]>) {
+    /// Adds packets, and lets `connection`, whose source this is, send them. Returns answers for their senders: in an
+    /// outage the window of a TCP connection is closed.
+    pub fn push<'a>(
+        &self,
+        connection: &Connection,
+        packets: impl IntoIterator<Item = &'a [u8]>,
+    ) -> Vec<Bytes> {
+        // What waited before it is asked again when it leaves.
+        let filter = self.filter.as_ref().filter(|_| connection.is_metered());
         let mut state = self.state.lock();
         let was_empty = state.is_empty();
         let now = Instant::now();
+        let mut answers = Vec::new();
         for packet in packets {
-            state.queue.push(now, packet);
+            if filter.is_some_and(|filter| !filter.admits(packet)) {
+                continue;
+            }
+            if !state.hold.holds_senders() {
+                if !state.hold.take_repeated(now, packet) {
+                    state.queue.push(now, packet);
+                }
+                continue;
+            }
+            let kept = Bytes::copy_from_slice(packet);
+            match state.hold.on_held(now, &kept) {
+                BlockedPacket::Passed => state.queue.push(now, packet),
+                BlockedPacket::Held(answer) => answers.extend(answer),
+            }
         }
-        while !state.try_charge() && state.queue.drop_from_longest(now) {}
+        state.fit_charge(now);
         let has_more = was_empty && !state.is_empty();
         drop(state);
         if has_more {
             connection.datagrams_ready();
             self.added.notify_one();
         }
+        answers
+    }
+
+    /// Follows packets that came from `connection`, whose source this is, for the kernel: their ACKs. Takes out what their
+    /// senders need not know, because what was lost is sent again from here.
+    pub fn on_received(&self, connection: &Connection, packets: &mut Vec<Bytes>) {
+        let mut state = self.state.lock();
+        let was_empty = state.is_empty();
+        let now = Instant::now();
+        packets.retain_mut(|packet| {
+            let passed = state.hold.on_received(now, std::mem::take(packet));
+            passed.map(|passed| *packet = passed).is_some()
+        });
+        let has_more = was_empty && !state.is_empty();
+        let has_work = state.has_work();
+        drop(state);
+        if has_more {
+            connection.datagrams_ready();
+        }
+        if has_work {
+            self.added.notify_one();
+        }
     }
 
     /// Writes packets to the tunnel's own flow, whose id is `id`, while metered links are all that `connection` has: as far
-    /// as the flow is granted, and only so much ahead that a call waits for no long queue. Ends when the flow does.
+    /// as the flow is granted, and only so much ahead that a call waits for no long queue. Meanwhile it has the session take
+    /// packets of TCP that are due to be sent again. Ends when the flow does.
     ///
     /// # Errors
     /// The flow's.
@@ -89,42 +163,72 @@ impl PacketSource {
         flow: &mut (impl AsyncWrite + Unpin),
     ) -> io::Result<()> {
         loop {
-            while self.holds_packets() {
+            while self.has_work() {
                 let has_room = || {
                     let ahead = connection.unacknowledged(id);
                     ahead.is_some_and(|ahead| ahead < CAPSULES_AHEAD_MAX)
                 };
-                if !connection.is_metered() || !has_room() {
-                    sleep(LOOK_EVERY).await;
-                    continue;
-                }
-                let waiting = {
-                    let mut state = self.state.lock();
-                    let waiting = state.pop(Instant::now());
-                    state.try_charge();
-                    waiting
-                };
-                if let Some(WaitingPacket { packet, .. }) = waiting {
+                let may_write = connection.is_metered() && has_room();
+                if let Some(packet) = may_write.then(|| self.next_in_capsule()).flatten() {
                     flow.write_all(&packet_capsule(&packet)).await?;
                     flow.flush().await?;
+                    continue;
                 }
+                if self.is_due() {
+                    connection.datagrams_ready();
+                }
+                sleep(self.look_every()).await;
             }
             self.added.notified().await;
         }
     }
 
-    /// Whether packets wait that are not too old.
-    fn holds_packets(&self) -> bool {
+    /// The next packet that leaves in the tunnel's own flow.
+    fn next_in_capsule(&self) -> Option<Bytes> {
+        let mut state = self.state.lock();
+        let now = Instant::now();
+        state.hold.unblock(now);
+        let filter = self.filter.as_ref();
+        let admits = |packet: &Bytes| filter.is_none_or(|filter| filter.admits(packet));
+        let mut popped = std::iter::from_fn(|| state.pop(now).map(|(packet, _)| packet));
+        let packet = popped.find(admits);
+        let packet = match state.was_released {
+            true => packet,
+            false => packet.map(|packet| state.hold.on_leaving_reliably(now, packet)),
+        };
+        state.try_charge();
+        if let (Some(filter), Some(packet)) = (filter, &packet) {
+            filter.on_left(packet, true);
+        }
+        packet
+    }
+
+    /// Whether packets of TCP are due to be sent again, for which nobody asks if nothing else happens.
+    fn is_due(&self) -> bool {
+        let look_at = self.state.lock().hold.look_at();
+        look_at.is_some_and(|at| at <= Instant::now())
+    }
+
+    /// Whether packets wait that are not too old, or may have to be sent again.
+    fn has_work(&self) -> bool {
         let mut state = self.state.lock();
         state.queue.forget_expired(Instant::now());
         state.try_charge();
-        !state.is_empty()
+        state.has_work()
+    }
+
+    fn look_every(&self) -> Duration {
+        match self.state.lock().queue.is_empty() {
+            true => LOOK_IN_OUTAGE_EVERY,
+            false => LOOK_EVERY,
+        }
     }
 
     /// Drops everything that waits.
     pub fn clear(&self) {
         let mut state = self.state.lock();
         state.queue.clear();
+        state.hold.clear();
         state.second = None;
         state.try_charge();
     }
@@ -138,14 +242,40 @@ impl PacketSource {
 
 impl SourceState {
     fn is_empty(&self) -> bool {
-        self.queue.is_empty() && self.second.is_none()
+        self.queue.is_empty() && self.second.is_none() && !self.hold.has_waiting()
     }
 
-    /// The next whole packet.
-    fn pop(&mut self, now: Instant) -> Option<WaitingPacket> {
+    fn has_work(&self) -> bool {
+        !self.is_empty() || self.hold.look_at().is_some()
+    }
+
+    /// The next whole packet: of those that were held in turn with others.
+    fn pop(&mut self, now: Instant) -> Option<(Bytes, Duration)> {
         // Its first piece went another way, or nowhere.
         self.second = None;
-        self.queue.pop(now)
+        let queued = |state: &mut SourceState| {
+            let mut dropped = Vec::new();
+            let popped = state.queue.pop(now, &mut dropped);
+            for packet in dropped {
+                state.hold.on_dropped(now, &packet.freeze());
+            }
+            let WaitingPacket { packet, left } = popped?;
+            state.was_released = false;
+            Some((packet.freeze(), left))
+        };
+        let released = |state: &mut SourceState| {
+            let packet = state.hold.next_released()?;
+            state.was_released = true;
+            let expiry = match state.hold.is_slow() {
+                true => SLOW_EXPIRY,
+                false => RELEASED_EXPIRY,
+            };
+            Some((packet, expiry))
+        };
+        match self.was_released {
+            true => queued(self).or_else(|| released(self)),
+            false => released(self).or_else(|| queued(self)),
+        }
     }
 
     /// The next datagram, of at most `max` bytes. Counts packets for which even two are too small in `too_long`.
@@ -154,14 +284,21 @@ impl SourceState {
         now: Instant,
         max: usize,
         too_long: &AtomicU64,
+        filter: Option<&dyn MeteredFilter>,
     ) -> Option<(Bytes, Duration)> {
         if let Some(second) = self.second.take_if(|(second, _)| second.len() <= max) {
             return Some(second);
         }
         loop {
-            let WaitingPacket { packet, left } = self.pop(now)?;
+            let (mut packet, left) = self.pop(now)?;
+            if !self.was_released {
+                packet = self.hold.on_leaving(now, packet);
+            }
+            if let Some(filter) = filter {
+                filter.on_left(&packet, false);
+            }
             self.number = self.number.wrapping_add(1);
-            match split(packet.freeze(), max, self.number) {
+            match split(packet, max, self.number) {
                 Ok((first, second)) => {
                     self.second = second.map(|second| (second, left));
                     return Some((first, left));
@@ -171,9 +308,29 @@ impl SourceState {
         }
     }
 
+    /// Has packets of TCP that wait in the queue held.
+    fn hold_queued(&mut self, now: Instant) {
+        for packet in self.queue.take_tcp() {
+            let packet = packet.freeze();
+            // Its sender is answered when it sends the next one.
+            if self.hold.on_held(now, &packet) == BlockedPacket::Passed {
+                self.queue.push(now, &packet);
+            }
+        }
+        self.try_charge();
+    }
+
     /// Charges what the packets occupy now. False if there is no room for it.
     fn try_charge(&mut self) -> bool {
-        self.charge.try_resize(self.queue.bytes() as u64)
+        let bytes = self.queue.bytes() + self.hold.memory();
+        self.charge.try_resize(bytes as u64)
+    }
+
+    /// Charges what the packets occupy now, and drops some if there is no room: first of those that have left.
+    fn fit_charge(&mut self, now: Instant) {
+        while !self.try_charge()
+            && (self.hold.forget_largest() || self.queue.drop_from_longest(now))
+        {}
     }
 }
 
@@ -181,12 +338,42 @@ impl DatagramSource for PacketSource {
     fn take(&self, max: usize, count: usize, datagrams: &mut Vec<SourcedDatagram>) {
         let mut state = self.state.lock();
         let now = Instant::now();
-        let taken = std::iter::from_fn(|| state.next_datagram(now, max, &self.too_long));
+        state.hold.unblock(now);
+        let taken = std::iter::from_fn(|| {
+            state.next_datagram(now, max, &self.too_long, self.filter.as_deref())
+        });
         datagrams.extend(taken.take(count).map(|(bytes, expiry)| SourcedDatagram {
             context: PACKET_CONTEXT,
             bytes,
             expiry,
         }));
-        state.try_charge();
+        state.fit_charge(now);
+        if state.hold.look_at().is_some() {
+            self.added.notify_one();
+        }
+    }
+
+    fn is_waiting(&self) -> bool {
+        self.state.lock().hold.is_waiting()
+    }
+
+    fn on_outage(&self) {
+        let mut state = self.state.lock();
+        if state.hold.is_blocked() {
+            return;
+        }
+        state.hold.block();
+        let now = Instant::now();
+        state.hold_queued(now);
+    }
+
+    fn on_slow(&self, is_slow: bool) {
+        let mut state = self.state.lock();
+        let now = Instant::now();
+        state.hold.unblock(now);
+        state.hold.set_slow(now, is_slow);
+        if is_slow {
+            state.hold_queued(now);
+        }
     }
 }

@@ -21,7 +21,7 @@ pub enum SystemCommandError {
     Refused {
         /// The name of the program.
         program: &'static str,
-        /// What it said, on one line.
+        /// The command's error output, on one line.
         text: String,
     },
 }

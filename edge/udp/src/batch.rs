@@ -34,7 +34,7 @@ pub struct ReceivedRun<'a> {
     pub dst_ip: Option<IpAddr>,
     /// The ECN bits of the run. The kernel does not join datagrams with different bits.
     pub ecn: Option<EcnCodepoint>,
-    /// The index of the network device on which they arrived, if the system reports it.
+    /// The index of the network device on which the datagrams arrived, if the system reports it.
     pub device_index: Option<u32>,
 }
 

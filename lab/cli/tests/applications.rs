@@ -68,6 +68,25 @@ fn a_cell_that_is_not_there_is_said_and_so_is_another_rows_option() {
         assert!(!output.status.success());
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
-    assert!(said(&["C10", "--only", "curl/sideways"]).contains("there is no such cell"));
+    let cell = said(&["C10", "--only", "curl/sideways"]);
+    assert!(cell.contains("there is no such cell") && cell.contains("curl/down/off/10"));
+    let part = said(&["C11", "--only", "nothing"]);
+    assert!(part.contains("there is no such part") && part.contains("caught, served, shown"));
     assert!(said(&["C5", "--delays", "10"]).contains("are of C10"));
+}
+
+/// A part whose programs are missing: a row without figures would say "not reproduced".
+#[test]
+fn a_part_of_which_nothing_can_be_run_is_an_error_that_says_what_to_do() {
+    for part in ["beside", "keys"] {
+        let output = Command::new(env!("CARGO_BIN_EXE_cedos-lab"))
+            .args(["repro", "C11", "--json", "--only", part])
+            .env("PATH", "/nothing")
+            .output()
+            .expect("cedos");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && output.stdout.is_empty());
+        assert!(said.contains("is not installed here"), "{said}");
+        assert!(said.contains("Install what is missing"), "{said}");
+    }
 }

@@ -191,7 +191,7 @@ fn lab_and_simulator_print_the_same_object_with_the_keys_of_the_documentation() 
         let report = report(&output);
         assert_eq!(
             keys(&report),
-            words("flows links switches origin_requests_twice expectations")
+            words("flows links switches origin_requests_twice packets_to_payload expectations")
         );
         let each = |list: &str, wanted: &str| {
             let list = report[list].as_array().expect("a list");
@@ -325,7 +325,9 @@ fn podcasts_are_fetched_by_an_agent_and_played_from_the_origins_feeds() {
          episode = [{ t_s = 1, bytes = 300_000, play_s = 15 }, { t_s = 3, bytes = 200_000 }]\n\
          [[link]]\nname = \"wlan0\"\n\
          [[expect]]\ntext = \"podcasts.in_time_share == 1 and podcasts.heard_whole_share == 1\"\n\
-         [[expect]]\ntext = \"podcasts.free_share == 1 and podcasts.optimum_free_share > 0.999\"\n",
+         [[expect]]\ntext = \"podcasts.free_share == 1 and podcasts.optimum_free_share > 0.999\"\n\
+         [[expect]]\ntext = \"podcasts.study.delayed_share == 1 and podcasts.study.in_time_share == 1\"\n\
+         [[expect]]\ntext = \"podcasts.study.wifi_share == 1 and podcasts.study.saved_bytes == 0\"\n",
     );
     let Some(output) = lab(&file, &["--json"]) else {
         return;

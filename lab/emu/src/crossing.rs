@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use cedos_lab_link::{Behaviour, KindNat};
+use cedos_lab_link::{Behaviour, FilteringNat};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::namespace::Namespace;
@@ -32,13 +32,13 @@ const MTU: u32 = 1500;
 const LOOK_MS: u16 = 50;
 
 /// A protocol, an address and a port.
-type Inside = (u8, Ipv4Addr, u16);
+type NatEndpoint = (u8, Ipv4Addr, u16);
 
-struct Exit {
+struct CrossingEnd {
     port: Port,
     inside: Ipv4Addr,
     /// The external address, and its NAT.
-    nat: Option<(Ipv4Addr, KindNat<Inside>)>,
+    nat: Option<(Ipv4Addr, FilteringNat<NatEndpoint>)>,
 }
 
 /// Bytes that were forwarded from one host to another, by their numbers.
@@ -80,10 +80,10 @@ impl HostNetwork {
                 anyhow::Ok(port)
             })??;
             let outside = Ipv4Addr::new(198, 18, number, 1);
-            exits.push(Exit {
+            exits.push(CrossingEnd {
                 port,
                 inside,
-                nat: kind.map(|kind| (outside, KindNat::new(kind))),
+                nat: kind.map(|kind| (outside, FilteringNat::new(kind))),
             });
             hosts.push(host);
         }
@@ -131,7 +131,7 @@ impl Drop for HostNetwork {
     }
 }
 
-fn cross(exits: &mut [Exit], stop: &AtomicBool, carried: &Mutex<CrossedBytes>) {
+fn cross(exits: &mut [CrossingEnd], stop: &AtomicBool, carried: &Mutex<CrossedBytes>) {
     let mut buffer = vec![0; 65_536];
     while !stop.load(Ordering::Relaxed) {
         {
@@ -156,7 +156,7 @@ fn cross(exits: &mut [Exit], stop: &AtomicBool, carried: &Mutex<CrossedBytes>) {
 }
 
 /// Forwards a host's packet to another one, if its NAT accepts it. Returns the receiver.
-fn pass(exits: &mut [Exit], from: usize, packet: &mut [u8]) -> Option<usize> {
+fn pass(exits: &mut [CrossingEnd], from: usize, packet: &mut [u8]) -> Option<usize> {
     let head = packet::head(packet)?;
     let (IpAddr::V4(source), IpAddr::V4(to)) = (head.source, head.destination) else {
         return None;

@@ -17,7 +17,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 /// The internal side of a NAT mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Inside {
+struct InternalEndpoint {
     protocol: u8,
     address: IpAddr,
     port: u16,
@@ -28,7 +28,7 @@ pub(crate) struct LinkGateway {
     family: Family,
     translates_v4: bool,
     addresses: Option<LinkAddresses>,
-    nat: Nat<Inside>,
+    nat: Nat<InternalEndpoint>,
 }
 
 impl LinkGateway {
@@ -163,7 +163,7 @@ impl LinkGateway {
         mut packet: Vec<u8>,
         head: &packet::PacketHead,
         source: Ipv4Addr,
-        quote: &icmp::Quote,
+        quote: &icmp::QuotedPacket,
     ) -> Option<Vec<u8>> {
         let inside = self.nat.inbound_at(now, quote.ports.0)?;
         if inside.protocol != quote.protocol {
@@ -187,7 +187,7 @@ impl LinkGateway {
 
     fn map(&mut self, now: Time, head: &packet::PacketHead) -> Option<u16> {
         let (port, _) = head.ports?;
-        let inside = Inside {
+        let inside = InternalEndpoint {
             protocol: head.protocol,
             address: head.source,
             port,
@@ -196,7 +196,7 @@ impl LinkGateway {
     }
 
     fn port_of(&self, now: Time, protocol: u8, address: IpAddr, port: u16) -> Option<u16> {
-        let inside = Inside {
+        let inside = InternalEndpoint {
             protocol,
             address,
             port,

@@ -50,7 +50,7 @@ pub(crate) fn echo_reply(packet: &[u8], head: &PacketHead) -> Option<Vec<u8>> {
 
 /// The packet that an error quotes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Quote {
+pub(crate) struct QuotedPacket {
     /// The offset of the quoted packet.
     pub(crate) at: usize,
     /// The sender of the quoted packet.
@@ -66,7 +66,7 @@ pub(crate) struct Quote {
 }
 
 /// The packet that an error quotes; `None` if `packet` is no error, or quotes too little.
-pub(crate) fn quote(packet: &[u8], head: &PacketHead) -> Option<Quote> {
+pub(crate) fn quote(packet: &[u8], head: &PacketHead) -> Option<QuotedPacket> {
     let kind = *packet.get(head.offset)?;
     let error = match head.protocol {
         ICMP => matches!(kind, 3 | 11 | 12),
@@ -106,7 +106,7 @@ pub(crate) fn quote(packet: &[u8], head: &PacketHead) -> Option<Quote> {
         return None;
     }
     let inner = at + offset;
-    Some(Quote {
+    Some(QuotedPacket {
         at,
         source,
         destination,
@@ -122,7 +122,7 @@ pub(crate) fn rewrite_v4(
     packet: &mut [u8],
     head: &PacketHead,
     outer: (PacketEnd, Ipv4Addr),
-    quote: &Quote,
+    quote: &QuotedPacket,
     quoted: (PacketEnd, Ipv4Addr, u16),
 ) {
     // No ICMP checksum covers the outer addresses.
@@ -141,7 +141,7 @@ pub(crate) fn rewrite_v4(
 }
 
 /// The offset of the quoted checksum, if it was quoted and is in use.
-fn inner_sum(packet: &[u8], quote: &Quote) -> Option<usize> {
+fn inner_sum(packet: &[u8], quote: &QuotedPacket) -> Option<usize> {
     let at = quote.inner + if quote.protocol == UDP { 6 } else { 16 };
     let sum = word(packet, at)?;
     (quote.protocol != UDP || sum != 0).then_some(at)
@@ -178,7 +178,7 @@ fn replace_quoted(packet: &mut [u8], at: usize, new: &[u8], sums: &[usize], own:
 pub(crate) fn to_v6(
     packet: &[u8],
     head: &PacketHead,
-    quote: &Quote,
+    quote: &QuotedPacket,
     outer: (Ipv6Addr, Ipv6Addr),
     quoted: (Ipv6Addr, u16, Ipv6Addr),
 ) -> Option<Vec<u8>> {
@@ -216,7 +216,7 @@ pub(crate) fn to_v6(
 pub(crate) fn to_v4(
     packet: &[u8],
     head: &PacketHead,
-    quote: &Quote,
+    quote: &QuotedPacket,
     outer: (Ipv4Addr, Ipv4Addr),
     quoted: (Ipv4Addr, Ipv4Addr, u16),
 ) -> Option<Vec<u8>> {

@@ -32,6 +32,7 @@ pub mod loopback;
 mod multipath;
 mod namespace;
 mod network;
+mod node_delays;
 pub mod origin;
 mod packet;
 pub mod plan;

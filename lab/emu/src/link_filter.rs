@@ -4,7 +4,7 @@
 //! ```text
 //!  device ─ link model ─ NAT ─▶ outward() ─▶ proxy, origin
 //!                                  │ portal: TCP to port 80 of any host
-//!                                  └──────▶ origin, port 8081: "302 Found", to a page for signing in
+//!                                  └──────▶ origin, port 8480: "302 Found", to a page for signing in
 //! ```
 //!
 //! The portal answers with the addresses of the requested hosts, as real portals do, so a client

@@ -49,7 +49,7 @@ const HEADER_BYTES: u32 = 28;
 /// An event of the scenario, of which the device must be informed.
 #[derive(Clone, Debug)]
 pub struct LoopbackHappening {
-    /// What happened.
+    /// The event.
     pub happening: WorldEvent,
     /// The proxy's address over this link after the event; `None` if it is not reachable.
     pub proxy_at: Option<SocketAddr>,
@@ -85,7 +85,7 @@ impl Loopback {
         let links = (0..scenario.links.len()).map(|number| {
             let mut condition = scenario.condition_at_start(number);
             condition.up = false;
-            Attached {
+            AttachedSockets {
                 model: LinkModel::new(&condition, scenario.seed, number as u64),
                 near: None,
                 mappings: Vec::new(),
@@ -177,7 +177,7 @@ impl Packet for LoopbackPacket {
     }
 }
 
-struct Attached {
+struct AttachedSockets {
     model: LinkModel<LoopbackPacket>,
     near: Option<UdpSocket>,
     mappings: Vec<(SocketAddr, UdpSocket)>,
@@ -189,7 +189,7 @@ struct Attached {
 struct Worker {
     clock: EmuClock,
     proxy: SocketAddr,
-    links: Vec<Attached>,
+    links: Vec<AttachedSockets>,
     meter: SwitchMeter,
     timeline: Timeline,
     scenario: Scenario,

@@ -79,7 +79,7 @@ impl Namespace {
         self.hosts.is_some()
     }
 
-    /// The name that it was given.
+    /// The name of the namespace.
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -41,12 +41,12 @@ const TUN_QUEUE_PACKETS: u32 = 5000;
 pub struct NamespaceNetwork {
     runtime: Runtime,
     handle: Handle,
-    joined: Vec<Joined>,
+    joined: Vec<ConfiguredLink>,
     multipath: Option<Multipath>,
 }
 
 /// The configuration of a link that must be removed again.
-struct Joined {
+struct ConfiguredLink {
     link: usize,
     rules: Vec<RuleMessage>,
     addresses: Vec<(IpAddr, u8)>,
@@ -295,7 +295,7 @@ impl NamespaceNetwork {
                 multipath.add(link, name, address)?;
             }
         }
-        self.joined.push(Joined {
+        self.joined.push(ConfiguredLink {
             link,
             rules,
             addresses: own,

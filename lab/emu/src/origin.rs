@@ -194,7 +194,7 @@ pub struct OriginServer {
     pub plain: Vec<SocketAddr>,
     /// The addresses and certificate for HTTPS.
     pub tls: Option<Tls>,
-    /// The address at which it answers as a captive portal.
+    /// The address at which the origin answers as a captive portal.
     pub portal: Option<SocketAddr>,
     /// The seed of the content, if a request has none.
     pub seed: u64,
@@ -346,8 +346,8 @@ fn object(request: &Request<Incoming>, seed: u64, requests: &ObjectRequests) -> 
         .header(ETAG, &etag)
         .header(CONTENT_TYPE, "application/octet-stream");
     let (builder, at, end) = match range.map(|range| wanted(range, total)) {
-        None | Some(Wanted::All) => (builder.status(StatusCode::OK), 0, total),
-        Some(Wanted::Part { first, end }) => {
+        None | Some(RequestedRange::All) => (builder.status(StatusCode::OK), 0, total),
+        Some(RequestedRange::Part { first, end }) => {
             let range = format!("bytes {first}-{}/{total}", end - 1);
             (
                 builder
@@ -357,7 +357,7 @@ fn object(request: &Request<Incoming>, seed: u64, requests: &ObjectRequests) -> 
                 end,
             )
         }
-        Some(Wanted::Nothing) => {
+        Some(RequestedRange::Nothing) => {
             let builder = builder.status(StatusCode::RANGE_NOT_SATISFIABLE);
             (
                 builder.header(CONTENT_RANGE, format!("bytes */{total}")),
@@ -378,7 +378,7 @@ fn object(request: &Request<Incoming>, seed: u64, requests: &ObjectRequests) -> 
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Wanted {
+enum RequestedRange {
     All,
     Part { first: u64, end: u64 },
     Nothing,
@@ -386,24 +386,24 @@ enum Wanted {
 
 /// The part of `total` bytes that a Range header requests. More than one range is answered with
 /// everything. // RFC 9110 §14.2
-fn wanted(range: &str, total: u64) -> Wanted {
+fn wanted(range: &str, total: u64) -> RequestedRange {
     let Some((first, last)) = range
         .strip_prefix("bytes=")
         .and_then(|r| r.trim().split_once('-'))
     else {
-        return Wanted::All;
+        return RequestedRange::All;
     };
     let part = match (first.parse::<u64>(), last.parse::<u64>()) {
         (Ok(first), Ok(last)) if first <= last => (first, last.saturating_add(1).min(total)),
         (Ok(first), _) if last.is_empty() => (first, total),
         (_, Ok(tail)) if first.is_empty() => (total.saturating_sub(tail), total),
-        _ => return Wanted::All,
+        _ => return RequestedRange::All,
     };
     let (first, end) = part;
     if first < end {
-        Wanted::Part { first, end }
+        RequestedRange::Part { first, end }
     } else {
-        Wanted::Nothing
+        RequestedRange::Nothing
     }
 }
 
@@ -497,21 +497,21 @@ mod tests {
 
     #[test]
     fn ranges_are_read_as_the_standard_says() {
-        let part = |first, end| Wanted::Part { first, end };
+        let part = |first, end| RequestedRange::Part { first, end };
         for (range, expected) in [
             ("bytes=0-0", part(0, 1)),
             ("bytes=10-", part(10, 100)),
             ("bytes=-5", part(95, 100)),
             ("bytes=-500", part(0, 100)),
             ("bytes=90-900", part(90, 100)),
-            ("bytes=100-", Wanted::Nothing),
-            ("bytes=-0", Wanted::Nothing),
-            ("bytes=5-4", Wanted::All),
-            ("bytes=0-1,5-6", Wanted::All),
-            ("lines=1-2", Wanted::All),
+            ("bytes=100-", RequestedRange::Nothing),
+            ("bytes=-0", RequestedRange::Nothing),
+            ("bytes=5-4", RequestedRange::All),
+            ("bytes=0-1,5-6", RequestedRange::All),
+            ("lines=1-2", RequestedRange::All),
         ] {
             assert_eq!(wanted(range, 100), expected, "{range}");
         }
-        assert_eq!(wanted("bytes=0-", 0), Wanted::Nothing);
+        assert_eq!(wanted("bytes=0-", 0), RequestedRange::Nothing);
     }
 }

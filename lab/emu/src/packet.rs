@@ -111,9 +111,9 @@ pub(crate) fn put(packet: &mut [u8], at: usize, value: u16) {
 /// The side of a packet: its sender or its receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PacketEnd {
-    /// The sender.
+    /// The address of the sender.
     Source,
-    /// The receiver.
+    /// The address of the receiver.
     Destination,
 }
 

@@ -19,12 +19,15 @@ pub const ORIGIN_NAME: &str = "origin";
 pub const PROXY_V4: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 10);
 /// The proxy's IPv6 address.
 pub const PROXY_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 0x10);
+/// The UDP port of the proxy, and that of its second node.
+pub const PROXY_PORTS: [u16; 2] = [4433, 4434];
 /// The origin's IPv4 address.
 pub const ORIGIN_V4: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 20);
 /// The origin's IPv6 address.
 pub const ORIGIN_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 0x20);
-/// The port at the origin's address on which the captive portals of all links answer.
-pub(crate) const PORTAL_PORT: u16 = 8081;
+/// The port at the origin's address on which the captive portals of all links answer. Web servers that run at the origin
+/// need another.
+pub const PORTAL_PORT: u16 = 8480;
 /// The content of `/etc/hosts` for programs in the lab: names for both address families of both
 /// hosts, and the machine's `own` name, which some programs resolve at their start and wait for
 /// (Firefox, to lock its profile).

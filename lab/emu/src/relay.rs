@@ -18,13 +18,14 @@
 use crate::clock::EmuClock;
 use crate::gate::LinkGateway;
 use crate::link_filter::LinkFilter;
+use crate::node_delays::NodeDelays;
 use crate::packet;
 use crate::plan::{self, LinkAddresses};
 use crate::port::Port;
 use anyhow::Context;
 use cedos_lab_energy::{RadioDirection, RunEnergyMeter};
 use cedos_lab_link::{Counters, LinkCondition, LinkDirection, LinkModel, PushOutcome, Span, Time};
-use cedos_lab_scenario::{Family, Scenario, Switch, SwitchMeter};
+use cedos_lab_scenario::{DataSwitch, Family, Scenario, SwitchMeter};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
@@ -93,7 +94,7 @@ enum Order {
 pub(crate) struct RelayReport {
     /// What each link carried.
     pub(crate) carried: Vec<RelayedBytes>,
-    pub(crate) switches: Vec<Switch>,
+    pub(crate) switches: Vec<DataSwitch>,
     /// The energy of the links' radios, if the scenario names them.
     pub(crate) energy: Option<RunEnergyMeter>,
 }
@@ -129,7 +130,7 @@ impl Relay {
             .map(|(number, (link, device))| {
                 let mut condition = scenario.condition_at_start(number);
                 condition.up = false;
-                Attached {
+                AttachedDevice {
                     device,
                     model: LinkModel::new(&condition, scenario.seed, number as u64),
                     gate: LinkGateway::new(
@@ -148,6 +149,7 @@ impl Relay {
             clock,
             links,
             places,
+            delays: NodeDelays::of(scenario),
             inbox,
             wake: wake.clone(),
             meter,
@@ -238,7 +240,7 @@ impl Drop for Relay {
     }
 }
 
-struct Attached {
+struct AttachedDevice {
     device: Port,
     model: LinkModel<Vec<u8>>,
     gate: LinkGateway,
@@ -250,8 +252,9 @@ struct Attached {
 
 struct Worker {
     clock: EmuClock,
-    links: Vec<Attached>,
+    links: Vec<AttachedDevice>,
     places: Vec<RelayInterface>,
+    delays: NodeDelays,
     inbox: Receiver<Order>,
     wake: Arc<EventFd>,
     meter: SwitchMeter,
@@ -468,6 +471,11 @@ impl Worker {
         let now = self.clock.now();
         self.looked = now;
         let mut moved = false;
+        while let Some(packet) = self.delays.arrived(now) {
+            moved = true;
+            deliver(&self.places, &packet);
+            keep(&mut self.spare, packet);
+        }
         for (number, link) in self.links.iter_mut().enumerate() {
             while let Some(packet) = link.model.pop(LinkDirection::Up, now) {
                 moved = true;
@@ -478,15 +486,10 @@ impl Worker {
                 let Some(packet) = link.filter.outward(link.model.reach(), packet) else {
                     continue;
                 };
-                let to = packet::head(&packet).map(|head| head.destination);
-                let place = self
-                    .places
-                    .iter()
-                    .find(|p| to.is_some_and(|to| p.addresses.contains(&to)));
-                if let Some(place) = place {
-                    send(&place.device, &packet);
+                if let Some(packet) = self.delays.hold(now, packet) {
+                    deliver(&self.places, &packet);
+                    keep(&mut self.spare, packet);
                 }
-                keep(&mut self.spare, packet);
             }
             while let Some(packet) = link.model.pop(LinkDirection::Down, now) {
                 moved = true;
@@ -509,6 +512,7 @@ impl Worker {
             .links
             .iter()
             .filter_map(|link| link.model.next_event())
+            .chain(self.delays.next_event())
             .min();
         let timeout = next.map(|at| TimeSpec::from(self.clock.until(at)));
         let mut fds = vec![PollFd::new(self.wake.as_fd(), PollFlags::POLLIN)];
@@ -562,6 +566,17 @@ fn send(device: &Port, packet: &[u8]) {
     if let Err(error) = device.send(packet) {
         // The interface went down meanwhile, so the packet is lost, as on a radio link.
         tracing::trace!(%error, bytes = packet.len(), "a packet met a device that is down");
+    }
+}
+
+/// Sends a packet to the place that has its destination.
+fn deliver(places: &[RelayInterface], packet: &[u8]) {
+    let Some(head) = packet::head(packet) else {
+        return;
+    };
+    let mut places = places.iter();
+    if let Some(place) = places.find(|place| place.addresses.contains(&head.destination)) {
+        send(&place.device, packet);
     }
 }
 

@@ -36,7 +36,7 @@ const SBIN: &str = "/usr/sbin";
 
 /// The origin's web server.
 #[derive(Debug)]
-pub struct Web {
+pub struct OriginWebServer {
     /// The name of the server program.
     pub what: String,
     /// The certificate of the authority to trust, PEM.
@@ -49,8 +49,8 @@ pub struct Web {
     nginx: Option<Child>,
 }
 
-impl Web {
-    /// The feeds that it serves.
+impl OriginWebServer {
+    /// The feeds that the origin serves.
     pub fn feeds(&self) -> &ServedFeeds {
         &self.feeds
     }
@@ -78,7 +78,7 @@ impl Web {
     }
 }
 
-impl Drop for Web {
+impl Drop for OriginWebServer {
     fn drop(&mut self) {
         if let Some(nginx) = &mut self.nginx {
             let _ = nginx.kill();
@@ -88,8 +88,11 @@ impl Drop for Web {
 }
 
 /// Creates an authority and a certificate, and chooses the server. The caller starts the built-in
-/// server, then [`Web::listen`] starts nginx.
-pub(crate) fn prepare(scenario: &Scenario, folder: &Path) -> anyhow::Result<(Web, OriginServer)> {
+/// server, then [`OriginWebServer::listen`] starts nginx.
+pub(crate) fn prepare(
+    scenario: &Scenario,
+    folder: &Path,
+) -> anyhow::Result<(OriginWebServer, OriginServer)> {
     let tls = certify(folder)?;
     let ca = folder.join("ca.pem");
     let nginx = match scenario.origin {
@@ -108,7 +111,7 @@ pub(crate) fn prepare(scenario: &Scenario, folder: &Path) -> anyhow::Result<(Web
         ..OriginServer::default()
     };
     let Some(nginx) = nginx else {
-        let web = Web {
+        let web = OriginWebServer {
             what: "the built-in server".to_owned(),
             ca,
             uploads: None,
@@ -141,7 +144,7 @@ pub(crate) fn prepare(scenario: &Scenario, folder: &Path) -> anyhow::Result<(Web
     } else {
         "has no DAV module, so the built-in server takes uploads"
     };
-    let web = Web {
+    let web = OriginWebServer {
         what: format!("{} ({kept})", nginx.version),
         ca,
         uploads,
@@ -158,7 +161,7 @@ pub(crate) fn prepare(scenario: &Scenario, folder: &Path) -> anyhow::Result<(Web
     Ok((web, builtin))
 }
 
-impl Web {
+impl OriginWebServer {
     /// Starts nginx, if it is used, and waits until it listens.
     pub(crate) fn listen(&mut self, origin: &Namespace, folder: &Path) -> anyhow::Result<()> {
         let conf = folder.join("nginx.conf");

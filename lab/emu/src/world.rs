@@ -19,12 +19,12 @@ use crate::origin::OriginServer;
 use crate::plan;
 use crate::port::Port;
 use crate::relay::{Relay, RelayInterface, RelayReport, RelayedBytes};
-use crate::web::{self, Web};
+use crate::web::{self, OriginWebServer};
 use anyhow::Context;
 use cedos_lab_energy::RunEnergyMeter;
 use cedos_lab_link::Time;
 use cedos_lab_scenario::{
-    Class, EventKind, Family, Link, LinkReport, Scenario, ScenarioLinkEvent, Switch,
+    Class, DataSwitch, EventKind, Family, Link, LinkReport, Scenario, ScenarioLinkEvent,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -44,7 +44,7 @@ const INTERNET_MTU_NAT64: u32 = 1480;
 /// An event in the world that was carried out.
 #[derive(Clone, Debug)]
 pub struct WorldEvent {
-    /// When it was carried out, in the run's time.
+    /// When the event was carried out, in the run's time.
     pub at: Time,
     /// The link's name.
     pub link: String,
@@ -60,7 +60,7 @@ pub struct WorldObservations {
     /// The links for the report.
     pub links: Vec<LinkReport>,
     /// The switches that were found.
-    pub switches: Vec<Switch>,
+    pub switches: Vec<DataSwitch>,
     /// All counters, in the scenario's order of links.
     pub carried: Vec<RelayedBytes>,
     /// The energy of the links' radios, if the scenario names them.
@@ -70,10 +70,10 @@ pub struct WorldObservations {
 /// A running lab.
 pub struct World {
     // Dropped in this order: time stops, the relay ends, the namespaces are removed.
-    time: Option<Running>,
+    time: Option<RunningRelay>,
     /// The devices between which the relay will forward packets, until it starts.
     waiting: Option<(Vec<Port>, Vec<RelayInterface>)>,
-    web: Option<Web>,
+    web: Option<OriginWebServer>,
     origin_server: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
     device: Arc<Namespace>,
     proxy: Namespace,
@@ -83,7 +83,7 @@ pub struct World {
     folder: TempDir,
 }
 
-struct Running {
+struct RunningRelay {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
     relay: Arc<Relay>,
@@ -91,7 +91,7 @@ struct Running {
     fault: Arc<OnceLock<String>>,
 }
 
-impl Drop for Running {
+impl Drop for RunningRelay {
     fn drop(&mut self) {
         self.stop = None;
         if let Some(thread) = self.thread.take() {
@@ -201,7 +201,7 @@ impl World {
     }
 
     /// The origin's web server, once [`World::start_web`] has started it.
-    pub fn web(&self) -> Option<&Web> {
+    pub fn web(&self) -> Option<&OriginWebServer> {
         self.web.as_ref()
     }
 
@@ -210,7 +210,7 @@ impl World {
     ///
     /// # Errors
     /// nginx is required and not installed, or a port is not available.
-    pub fn start_web(&mut self) -> anyhow::Result<&Web> {
+    pub fn start_web(&mut self) -> anyhow::Result<&OriginWebServer> {
         let (mut web, builtin) = web::prepare(&self.scenario, self.folder.path())?;
         self.serve(builtin)?;
         web.listen(&self.origin, self.folder.path())?;
@@ -279,7 +279,7 @@ impl World {
             .context("the scenario's time runs already")?;
         let clock = EmuClock::start();
         let relay = Arc::new(Relay::start(&self.scenario, clock, devices, places)?);
-        let mut actor = Actor {
+        let mut actor = ScenarioActor {
             relay: relay.clone(),
             device: self.device.clone(),
             scenario: self.scenario.clone(),
@@ -312,7 +312,7 @@ impl World {
                     }
                 }
             })?;
-        self.time = Some(Running {
+        self.time = Some(RunningRelay {
             stop: Some(stop),
             thread: Some(thread),
             relay,
@@ -392,7 +392,7 @@ impl Drop for World {
 }
 
 /// Applies the scenario's events to the device and the models.
-struct Actor {
+struct ScenarioActor {
     relay: Arc<Relay>,
     device: Arc<Namespace>,
     scenario: Scenario,
@@ -401,7 +401,7 @@ struct Actor {
     on_event: Box<dyn FnMut(&WorldEvent) + Send>,
 }
 
-impl Actor {
+impl ScenarioActor {
     fn act(&mut self, event: ScenarioLinkEvent) -> anyhow::Result<()> {
         let link = event.link;
         let name = self.scenario.links[link].name.clone();

@@ -38,7 +38,7 @@ fn main() {
 
 /// The reaction of a device to a fault.
 #[derive(Debug)]
-struct Came {
+struct ReceivedPacket {
     /// The time from quiet to silent.
     hesitated: Duration,
     /// Whether the path resumed with its previous window.
@@ -46,7 +46,7 @@ struct Came {
 }
 
 /// Runs an upload over one link with a fault of this kind.
-fn fails(how: &str) -> Came {
+fn fails(how: &str) -> ReceivedPacket {
     let text = format!(
         "seed = 5\nduration_s = 30\n[[link]]\nname = \"wlan0\"\ndown_mbps = 10\nup_mbps = 10\nrtt_ms = 150\n\
          queue_bytes = 100000\n[[link.at]]\nt_s = {}\n{how} = true\n[[link.at]]\nt_s = {}\n{how} = false\n",
@@ -91,6 +91,7 @@ fn fails(how: &str) -> Came {
                     stream: None,
                     nodes: Default::default(),
                     requires_hybrid: false,
+                    round_trip: None,
                 },
                 key: SecretKey::from_bytes([1; 32]),
                 config: EndpointConfig::default(),
@@ -108,7 +109,7 @@ fn fails(how: &str) -> Came {
     came
 }
 
-async fn upload(options: DeviceOptions, began: Instant) -> Came {
+async fn upload(options: DeviceOptions, began: Instant) -> ReceivedPacket {
     let (_, monitor) = LinkMonitor::start(ClassRules::default())
         .await
         .expect("links");
@@ -137,7 +138,7 @@ async fn upload(options: DeviceOptions, began: Instant) -> Came {
     }
     let whole = path().expect("a path").window >= window;
     sends.abort();
-    Came { hesitated, whole }
+    ReceivedPacket { hesitated, whole }
 }
 
 /// The interval between checks: shorter than a round trip, in which a window may grow again.

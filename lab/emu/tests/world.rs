@@ -7,6 +7,8 @@ use cedos_lab_emu::{World, content, enter, plan};
 use cedos_lab_scenario::{Scenario, SwitchKind};
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -16,7 +18,7 @@ fn main() {
         return;
     }
     let only = std::env::args().skip(1).find(|a| !a.starts_with('-'));
-    let tests: [(&str, fn()); 14] = [
+    let tests: [(&str, fn()); 15] = [
         (
             "a_download_is_whole_and_counted_on_its_link",
             a_download_is_whole_and_counted_on_its_link,
@@ -67,10 +69,19 @@ fn main() {
             each_direction_has_its_own_rate,
         ),
         (
+            "a_program_that_knows_nothing_of_it_keeps_the_queue_short",
+            a_program_that_knows_nothing_of_it_keeps_the_queue_short,
+        ),
+        (
             "an_access_point_gives_its_own_rate_after_the_time_to_attach",
             an_access_point_gives_its_own_rate_after_the_time_to_attach,
         ),
     ];
+    // Only if it is named: it measures for minutes.
+    let measured = "measure_untouched_programs_on_the_links_of_d1";
+    if only.as_deref() == Some(measured) {
+        return measure_untouched_programs_on_the_links_of_d1();
+    }
     for (name, test) in tests {
         if only
             .as_ref()
@@ -85,7 +96,9 @@ fn main() {
 
 fn world(links: &str) -> World {
     let text = format!("seed = 5\nduration_s = 60\n{links}");
-    let scenario = Scenario::parse("test", &text, &mut |_| unreachable!()).expect("a scenario");
+    let scenarios = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scenarios");
+    let mut open = |name: &str| Ok(std::fs::read_to_string(scenarios.join(name)).expect("a trace"));
+    let scenario = Scenario::parse("test", &text, &mut open).expect("a scenario");
     World::build(scenario).expect("a world")
 }
 
@@ -206,6 +219,168 @@ fn the_rate_is_within_three_percent() {
     println!("  10 Mb/s measures {mbps:.3}");
     assert!((9.7..=10.3).contains(&mbps), "{mbps} Mb/s instead of 10");
     assert_eq!(got, 2000);
+}
+
+/// A program that downloads without an end, and knows nothing of queues.
+#[derive(Clone, Copy, Debug)]
+enum UntouchedProgram {
+    Curl,
+    Chromium,
+}
+
+impl UntouchedProgram {
+    /// The command, with `folder` as its home; none if it is not installed.
+    fn command(self, folder: &Path) -> Option<Command> {
+        let name = match self {
+            UntouchedProgram::Curl => "curl",
+            UntouchedProgram::Chromium => "chromium",
+        };
+        if Command::new(name).arg("--version").output().is_err() {
+            println!("  not tried: no {name} here");
+            return None;
+        }
+        let mut command = Command::new(name);
+        let url = format!("http://{}/bytes/1000000000", plan::ORIGIN_V4);
+        match self {
+            UntouchedProgram::Curl => command.args(["-s", "-o", "/dev/null", &url]),
+            UntouchedProgram::Chromium => {
+                let page = format!(
+                    "data:text/html,<script>fetch('{url}').then(async r => {{ const body = r.body.getReader(); \
+                     while (!(await body.read()).done); }})</script>"
+                );
+                let profile = format!("--user-data-dir={}", folder.display());
+                let plain = [
+                    "--headless",
+                    "--no-sandbox",
+                    "--disable-gpu",
+                    "--disable-web-security",
+                ];
+                command
+                    .args(plain)
+                    .args([profile, page])
+                    .env("HOME", folder)
+            }
+        };
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        Some(command)
+    }
+}
+
+/// How a download goes: Mb/s over the link, and the median of the round trips beside it, as the handshakes of other
+/// connections show.
+#[derive(Clone, Copy, Debug)]
+struct DownloadBesideHandshakes {
+    mbps: f64,
+    trip: Duration,
+}
+
+/// Runs a program for a while on this link. None if it is not installed.
+fn download_beside_handshakes(
+    program: UntouchedProgram,
+    link: &str,
+    (lasts, is_kept_short): (Duration, bool),
+) -> Option<DownloadBesideHandshakes> {
+    let folder = tempfile::tempdir().unwrap();
+    let command = program.command(folder.path())?;
+    let mut world = world(&format!("[[link]]\nname = \"wlan0\"\n{link}"));
+    world.start_origin().unwrap();
+    world.start(|_| {}).unwrap();
+    let mut running = world.device().spawn(command).unwrap();
+    let begun = Instant::now();
+    let keeper = world.device().thread("keeper", move || {
+        let mut queues = d2tp_tcp::DeviceQueues::new(d2tp_session::DrwaLambda::default());
+        while is_kept_short && begun.elapsed() < lasts {
+            let now = d2tp_session::Time::ZERO + begun.elapsed().into();
+            let look = queues.update(now).unwrap();
+            assert_eq!(look.out_of_reach, 0, "the socket is not to be had");
+            // sleep: time is the subject
+            std::thread::sleep(look.next.into());
+        }
+    });
+    let keeper = keeper.unwrap();
+    let (mut trips, mut first) = (Vec::new(), None);
+    while begun.elapsed() < lasts {
+        let asked = Instant::now();
+        let connected = world
+            .device()
+            .run(|_| TcpStream::connect_timeout(&origin(), Duration::from_secs(5)).map(drop));
+        // In the first seconds the program starts, and fills the queue.
+        if connected.unwrap().is_ok() && begun.elapsed() > lasts / 3 {
+            trips.push(asked.elapsed());
+            first.get_or_insert_with(|| (Instant::now(), world.seen().links[0].bytes_down));
+        }
+        // sleep: handshakes that do not fill the queue themselves
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let (since, before) = first.expect("a handshake");
+    let bytes = (world.seen().links[0].bytes_down - before) as f64;
+    let mbps = bytes * 8.0 / since.elapsed().as_secs_f64() / 1e6;
+    keeper.join().unwrap();
+    running.kill().unwrap();
+    running.wait().unwrap();
+    trips.sort();
+    let trip = trips[trips.len() / 2];
+    Some(DownloadBesideHandshakes { mbps, trip })
+}
+
+fn a_program_that_knows_nothing_of_it_keeps_the_queue_short() {
+    // 5 % of this fills the pipe, and the rest is queue: 1.1 s.
+    let link = "down_mbps = 4\nup_mbps = 4\nrtt_ms = 60\nqueue_bytes = 600000\n";
+    let (shortest, lasts) = (Duration::from_millis(60), Duration::from_secs(12));
+    let run = |is_kept_short| {
+        let how = (lasts, is_kept_short);
+        let went = download_beside_handshakes(UntouchedProgram::Curl, link, how);
+        println!("  kept short: {is_kept_short}: {went:.2?}");
+        went
+    };
+    let Some(free) = run(false) else { return };
+    assert!(free.trip > 6 * shortest, "the link is not bloated");
+    for tries_left in (0..3).rev() {
+        let Some(kept) = run(true) else { return };
+        // The marks of D1, where λ is the paper's 3.
+        if kept.trip <= shortest.mul_f64(3.2) && kept.mbps >= 0.96 * free.mbps {
+            return;
+        }
+        // A busy machine looks late.
+        assert!(tries_left > 0, "{kept:?} and not {free:?}");
+    }
+}
+
+/// Prints what the queues of untouched programs are on the links of D1, or on those that are named, half a minute each.
+fn measure_untouched_programs_on_the_links_of_d1() {
+    let named: Vec<String> = std::env::args().skip(2).collect();
+    let links = ["evdo-a", "evdo-b", "hspa", "lte"].into_iter();
+    for name in links.filter(|link| named.is_empty() || named.iter().any(|name| name == link)) {
+        let scenarios = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scenarios");
+        let file = scenarios.join(format!("bloat-{name}.toml"));
+        let text = std::fs::read_to_string(file).unwrap();
+        let link = text.split("[[link]]").nth(1).unwrap();
+        let link = link
+            .split("[[")
+            .next()
+            .unwrap()
+            .replace("\"wwan0\"", "\"wlan0\"");
+        let link = link.replace("name = \"wlan0\"", "");
+        let rtt_ms = link.lines().find_map(|line| line.strip_prefix("rtt_ms = "));
+        let shortest: f64 = rtt_ms.unwrap().trim().parse().unwrap();
+        for program in [UntouchedProgram::Curl, UntouchedProgram::Chromium] {
+            let run = |is_kept_short| {
+                download_beside_handshakes(program, &link, (Duration::from_secs(30), is_kept_short))
+            };
+            let (Some(free), Some(kept)) = (run(false), run(true)) else {
+                continue;
+            };
+            let times = |went: DownloadBesideHandshakes| went.trip.as_secs_f64() * 1e3 / shortest;
+            println!(
+                "  {name} {program:?}: {:.2} x RTTmin alone, {:.2} kept short; {:.2} Mb/s and {:.2}, {:.1} %",
+                times(free),
+                times(kept),
+                free.mbps,
+                kept.mbps,
+                100.0 * kept.mbps / free.mbps
+            );
+        }
+    }
 }
 
 /// The longest wait for a packet that nothing loses.

@@ -55,8 +55,8 @@ pub struct Radio {
 /// The direction of bytes on a radio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RadioDirection {
-    /// From the device.
+    /// Bytes from the device.
     Up,
-    /// To the device.
+    /// Bytes to the device.
     Down,
 }

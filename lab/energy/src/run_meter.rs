@@ -14,7 +14,7 @@ const AFTER: Span = Span::from_secs(60); // the longest stage of a profile
 /// Computes the energy of a run as its packets pass.
 #[derive(Clone, Debug)]
 pub struct RunEnergyMeter {
-    /// By link: its name, and the meter of its radio; `None` if the scenario names none.
+    /// The name of each link, and the meter of its radio; `None` if the scenario names none.
     meters: Vec<(String, Option<RadioEnergyMeter>)>,
     latest: Vec<Time>,
 }

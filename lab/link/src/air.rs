@@ -42,7 +42,7 @@ struct Station {
 
 /// The state of the medium.
 #[derive(Debug)]
-pub(crate) struct Air {
+pub(crate) struct SharedMedium {
     medium: Medium,
     rng: Pcg32,
     free_at: Time,
@@ -50,15 +50,15 @@ pub(crate) struct Air {
     pub(crate) collisions: u64,
 }
 
-impl Air {
-    pub(crate) fn new(medium: Medium, now: Time, mut rng: Pcg32) -> Air {
+impl SharedMedium {
+    pub(crate) fn new(medium: Medium, now: Time, mut rng: Pcg32) -> SharedMedium {
         let (window, _) = medium.windows();
         let stations = [0, 1].map(|_| Station {
             backoff: rng.random_range(0..=window),
             window,
             tries: 0,
         });
-        Air {
+        SharedMedium {
             medium,
             rng,
             free_at: now,

@@ -58,25 +58,25 @@ impl Behaviour {
 /// A NAT of one kind, for internal endpoints of type `E`.
 ///
 /// ```
-/// use cedos_lab_link::{Behaviour, KindNat};
-/// let mut nat = KindNat::new(Behaviour::PortRestricted);
+/// use cedos_lab_link::{Behaviour, FilteringNat};
+/// let mut nat = FilteringNat::new(Behaviour::PortRestricted);
 /// let (near, far, other) = (1, "192.0.2.1:80".parse()?, "192.0.2.1:81".parse()?);
 /// let port = nat.outbound(near, far);
 /// assert_eq!((nat.inbound(port, far), nat.inbound(port, other)), (Some(near), None));
 /// # Ok::<(), std::net::AddrParseError>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct KindNat<E> {
+pub struct FilteringNat<E> {
     behaviour: Behaviour,
     table: Nat<(E, Option<SocketAddr>)>,
     /// The destinations of each port, as far as the filter distinguishes them.
     spoken: BTreeMap<u16, BTreeSet<SocketAddr>>,
 }
 
-impl<E: Copy + Ord> KindNat<E> {
+impl<E: Copy + Ord> FilteringNat<E> {
     /// A NAT without mappings.
-    pub fn new(behaviour: Behaviour) -> KindNat<E> {
-        KindNat {
+    pub fn new(behaviour: Behaviour) -> FilteringNat<E> {
+        FilteringNat {
             behaviour,
             table: Nat::new(),
             spoken: BTreeMap::new(),
@@ -124,7 +124,7 @@ mod tests {
             [true, false, false],
             [true, false, false],
         ]) {
-            let mut nat = KindNat::new(kind);
+            let mut nat = FilteringNat::new(kind);
             let outside = nat.outbound(7, spoken);
             let found = [spoken, port, host].map(|from| nat.inbound(outside, from) == Some(7));
             assert_eq!(found, lets_in, "{kind:?}");

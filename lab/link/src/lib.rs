@@ -26,7 +26,7 @@ mod pipe;
 mod rate;
 pub mod trace;
 
-pub use behaviour::{Behaviour, KindNat};
+pub use behaviour::{Behaviour, FilteringNat};
 pub use d2tp_time::{Span, Time};
 pub use disruption::Disruption;
 pub use holes::{DurationModel, Holes};

@@ -1,6 +1,6 @@
 //! A link: two pipes that go up and down together, and on Wi-Fi share a medium.
 
-use crate::air::Air;
+use crate::air::SharedMedium;
 use crate::pipe::{Packet, Pipe, Profile, PushOutcome};
 use crate::rate::Rate;
 use d2tp_time::Time;
@@ -14,7 +14,7 @@ const AIR_STREAM: u64 = 1 << 34;
 /// it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LinkReach {
-    /// Every packet.
+    /// Every packet passes.
     #[default]
     All,
     /// Every packet but UDP.
@@ -41,7 +41,7 @@ impl LinkReach {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TcpPassage {
-    /// Their segments pass.
+    /// TCP segments pass.
     #[default]
     Pass,
     /// A host of the network answers new ones in place of every host, with TLS and a page of its
@@ -84,7 +84,7 @@ pub enum LinkDirection {
 pub struct LinkModel<P> {
     down: Pipe<P>,
     upward: Pipe<P>,
-    air: Option<Air>,
+    air: Option<SharedMedium>,
     reach: LinkReach,
     /// The random generator for a medium that the link joins later.
     rng: Pcg32,
@@ -158,8 +158,8 @@ impl<P: Packet> LinkModel<P> {
             (Rate::Shared(medium), Rate::Shared(_)) => Some(*medium),
             _ => None,
         };
-        if self.air.as_ref().map(Air::medium) != medium {
-            self.air = medium.map(|medium| Air::new(medium, now, self.rng.clone()));
+        if self.air.as_ref().map(SharedMedium::medium) != medium {
+            self.air = medium.map(|medium| SharedMedium::new(medium, now, self.rng.clone()));
         }
         if let Some(air) = &mut self.air {
             air.hold(now);

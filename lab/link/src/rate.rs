@@ -28,8 +28,8 @@ pub enum Rate {
     Unlimited,
     /// Up to 1500 bytes at each of these times, repeatedly.
     Opportunities(Opportunities),
-    /// When it is this pipe's turn on a medium that it shares with the other direction of its link
-    /// ([`crate::LinkModel`]).
+    /// Packets leave when the pipe has its turn on a medium that it shares with the other direction
+    /// of its link ([`crate::LinkModel`]).
     Shared(Medium),
 }
 

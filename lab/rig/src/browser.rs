@@ -271,7 +271,8 @@ impl WebBrowser {
         answer["result"].clone()
     }
 
-    /// Has timers of a minute or more on pages that are opened from now on end a thousand times as fast.
+    /// Makes timers of a minute or more end a thousand times as fast on pages that are opened from
+    /// now on.
     pub async fn hasten_minutes(&mut self) {
         let script = "() => {
             const timer = window.setTimeout;
@@ -378,16 +379,24 @@ fn command_at(home: &Path, program: &Path, variables: &[(&str, &Path)]) -> Comma
     command
 }
 
-/// Reads lines until one contains this, and returns what follows it. The rest is read and dropped.
-async fn line_with(lines: impl AsyncBufRead + Unpin + Send + 'static, words: &str) -> String {
+/// Reads lines until one contains this, and returns what follows it; none if there is no such line, and then the lines are
+/// printed. The rest is read and dropped.
+async fn line_with(
+    lines: impl AsyncBufRead + Unpin + Send + 'static,
+    words: &str,
+) -> Option<String> {
     let mut lines = lines.lines();
     let found = async {
+        let mut read = Vec::new();
         loop {
-            let line = lines.next_line().await.expect("readable");
-            let line = line.unwrap_or_else(|| panic!("it ended without `{words}`"));
+            let Some(line) = lines.next_line().await.expect("readable") else {
+                eprintln!("ended without `{words}`: {read:?}");
+                return None;
+            };
             if let Some((_, rest)) = line.split_once(words) {
-                return rest.to_owned();
+                return Some(rest.to_owned());
             }
+            read.push(line);
         }
     };
     let found = within(found).await;
@@ -395,10 +404,19 @@ async fn line_with(lines: impl AsyncBufRead + Unpin + Send + 'static, words: &st
     found
 }
 
+/// Firefox asks no host of its own about networks that come and go: what it finds takes the focus from the page.
+const FIREFOX_SETTINGS: &str = "user_pref(\"network.captive-portal-service.enabled\", false);
+user_pref(\"network.connectivity-service.enabled\", false);
+";
+
+/// How often a browser or its driver is started again that ends at once.
+const BROWSER_TRIES: u32 = 3;
+
 async fn firefox(home: &Path, variables: &[(&str, &Path)]) -> Option<(Child, String, PathBuf)> {
     let program = installed(&["firefox-esr", "firefox"])?;
     let profile = home.join("profile");
     std::fs::create_dir_all(&profile).expect("a folder");
+    std::fs::write(profile.join("user.js"), FIREFOX_SETTINGS).expect("written");
     let mut command = command_at(home, &program, variables);
     command
         .args([
@@ -410,9 +428,17 @@ async fn firefox(home: &Path, variables: &[(&str, &Path)]) -> Option<(Child, Str
         ])
         .arg(&profile)
         .stdout(Stdio::null());
-    let mut child = command.spawn().expect("start Firefox");
-    let errors = BufReader::new(child.stderr.take().expect("its errors"));
-    let address = line_with(errors, "WebDriver BiDi listening on ").await;
+    // It ended at once in one of some hundred starts; the cause is not known.
+    let mut tries = 0;
+    let (child, address) = loop {
+        let mut child = command.spawn().expect("start Firefox");
+        let errors = BufReader::new(child.stderr.take().expect("its errors"));
+        match line_with(errors, "WebDriver BiDi listening on ").await {
+            Some(address) => break (child, address),
+            None => assert!(tries < BROWSER_TRIES, "Firefox does not start"),
+        }
+        tries += 1;
+    };
     Some((child, format!("{}/session", address.trim()), profile))
 }
 
@@ -423,9 +449,17 @@ async fn chromium(home: &Path, variables: &[(&str, &Path)]) -> Option<(Child, St
     std::fs::create_dir_all(&profile).expect("a folder");
     let mut command = command_at(home, &driver, variables);
     command.arg("--port=0").stderr(Stdio::null());
-    let mut child = command.spawn().expect("start chromedriver");
-    let output = BufReader::new(child.stdout.take().expect("its output"));
-    let port = line_with(output, "started successfully on port ").await;
+    // It looks for a port of IPv4 and then takes the same of IPv6, which another program may have: then it ends.
+    let mut tries = 0;
+    let (child, port) = loop {
+        let mut child = command.spawn().expect("start chromedriver");
+        let output = BufReader::new(child.stdout.take().expect("its output"));
+        match line_with(output, "started successfully on port ").await {
+            Some(port) => break (child, port),
+            None => assert!(tries < BROWSER_TRIES, "chromedriver does not start"),
+        }
+        tries += 1;
+    };
     let port: u16 = port.trim_end_matches('.').parse().expect("a port");
     let arguments = [
         "--headless=new".to_owned(),

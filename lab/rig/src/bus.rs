@@ -20,17 +20,17 @@ impl Drop for BusProcess {
 }
 
 /// The socket file of a bus, which a killed daemon leaves behind.
-struct Place(PathBuf);
+struct BusSocketFile(PathBuf);
 
-impl Place {
+impl BusSocketFile {
     /// The socket file of the bus with this address.
-    fn of(address: &str) -> Place {
+    fn of(address: &str) -> BusSocketFile {
         let path = address.strip_prefix("unix:path=").unwrap_or_default();
-        Place(path.split(',').next().unwrap_or_default().into())
+        BusSocketFile(path.split(',').next().unwrap_or_default().into())
     }
 }
 
-impl Drop for Place {
+impl Drop for BusSocketFile {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
     }
@@ -44,7 +44,7 @@ pub struct ServiceBus {
     // Dropped in this order.
     mock: BusProcess,
     _daemon: BusProcess,
-    _place: Place,
+    _place: BusSocketFile,
 }
 
 /// Which bus a service is on.
@@ -118,7 +118,7 @@ impl ServiceBus {
         })
         .await;
         Some(ServiceBus {
-            _place: Place::of(&address),
+            _place: BusSocketFile::of(&address),
             connection,
             address,
             mock,

@@ -3,6 +3,7 @@
 //! ```text
 //!  cedos get, put, run, agent, prox    processes of the built program    program.rs
 //!  an HTTP origin with faults          by a script, over TCP or TLS      origin.rs
+//!  a client of HTTP/2, or its frames   by a test's own words           http2.rs
 //!  a device between two links          in a network namespace            namespace.rs
 //!  Chromium, Firefox                   by WebDriver BiDi                browser.rs
 //!  NetworkManager, logind, a desktop   stand-ins on a bus                bus.rs
@@ -18,6 +19,7 @@
 
 pub mod browser;
 pub mod bus;
+pub mod http2;
 pub mod namespace;
 pub mod origin;
 pub mod processor_wait;

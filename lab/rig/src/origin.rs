@@ -9,6 +9,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use rand::{RngCore as _, SeedableRng as _};
+use rand_pcg::Pcg32;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
@@ -120,7 +122,7 @@ pub struct TestAuthority {
     pub pem: String,
     /// The certificate for `localhost`, 127.0.0.1 and 192.0.2.1.
     pub certificate_pem: String,
-    /// The key of that certificate.
+    /// The private key of the certificate.
     pub key_pem: String,
     config: rustls::ServerConfig,
 }
@@ -173,7 +175,7 @@ impl TestAuthority {
 
 /// An origin on its own port. It serves until its runtime ends, or [`ScriptedOrigin::stop`].
 pub struct ScriptedOrigin {
-    /// The address at which it listens.
+    /// The address at which the origin listens.
     pub address: SocketAddr,
     secure: bool,
     requests: Arc<Mutex<Vec<OriginRequest>>>,
@@ -407,13 +409,9 @@ pub fn cut(answer: Vec<u8>, body_bytes: usize) -> Vec<u8> {
 
 /// Bytes that differ at every offset and for every seed.
 pub fn object(length: usize, seed: u32) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
-    std::iter::repeat_with(|| {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (state >> 24) as u8
-    })
-    .take(length)
-    .collect()
+    let mut bytes = vec![0; length];
+    Pcg32::seed_from_u64(seed.into()).fill_bytes(&mut bytes);
+    bytes
 }
 
 /// The metadata of a partial download, as an earlier run leaves it: `durable` bytes are on disk,

@@ -3,9 +3,13 @@
 //! A test of a bound in real time subtracts it, so that the bound stays what it is on an idle machine, where processes
 //! hardly wait, and the test does not fail because other programs run.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use nix::unistd::Pid;
+
+/// How often the figures of processes that may end are looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// The time that processes had waited for a processor at some moment.
 #[must_use]
@@ -23,9 +27,24 @@ impl ProcessorWait {
         ProcessorWait { pids, before }
     }
 
-    /// How long they have waited for a processor since, all threads together.
+    /// How long the threads have waited for a processor since, all together.
     pub fn so_far(&self) -> Duration {
         waited(&self.pids).saturating_sub(self.before)
+    }
+
+    /// Awaits `future`, and returns with its result how long the threads have waited for a processor since. A process that
+    /// ends meanwhile takes its figure with it: the greatest figure that was seen counts.
+    pub async fn during<T>(&self, future: impl Future<Output = T>) -> (T, Duration) {
+        let mut future = pin!(future);
+        let mut greatest = Duration::ZERO;
+        loop {
+            // sleep: the figure of a running process is looked at now and then
+            let look = tokio::time::sleep(LOOK_EVERY);
+            tokio::select! {
+                result = &mut future => return (result, greatest.max(self.so_far())),
+                () = look => greatest = greatest.max(self.so_far()),
+            }
+        }
     }
 }
 

@@ -62,9 +62,9 @@ pub struct CedosRun {
     pub code: i32,
     /// The lines of its output that are JSON.
     pub events: Vec<Value>,
-    /// Its standard output.
+    /// The program's standard output.
     pub output: Vec<u8>,
-    /// Its standard error.
+    /// The program's standard error.
     pub errors: String,
 }
 
@@ -146,9 +146,9 @@ pub fn stop(child: &Child) {
 
 /// A `cedos prox` that is ended when this is dropped.
 pub struct ProxyProcess {
-    /// The process.
+    /// The running process.
     pub child: Child,
-    /// Its address, `d2tp://HOST:PORT/KEY`.
+    /// The proxy's address, `d2tp://HOST:PORT/KEY`.
     pub address: String,
 }
 
@@ -200,7 +200,7 @@ impl ProxyProcess {
         Some(ProxyProcess { child, address })
     }
 
-    /// The host and port at which it listens: `HOST:PORT`.
+    /// The host and port at which the proxy listens: `HOST:PORT`.
     pub fn listens_at(&self) -> &str {
         let rest = self.address.strip_prefix("d2tp://").expect("its scheme");
         rest.split('/').next().expect("a first part")
@@ -209,7 +209,7 @@ impl ProxyProcess {
 
 /// A `cedos agent` that is ended when this is dropped.
 pub struct AgentProcess {
-    /// The process.
+    /// The running process.
     pub child: Child,
     /// The path of its socket, for `CEDOS_AGENT`.
     pub socket: PathBuf,

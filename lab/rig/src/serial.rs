@@ -1,9 +1,10 @@
 //! Serial lines of the kernel's pseudo-terminals: two devices, and a cable between them with a rate.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::pty::OpenptFlags;
 
 /// How long to wait for a device that nobody has open.
@@ -34,7 +35,8 @@ impl PseudoTerminal {
     }
 
     /// Carries what programs write to this device to another one for the rest of the process: at a rate in
-    /// bytes per second, or as fast as they take it, each piece as `change` leaves it.
+    /// bytes per second, or as fast as they take it, each piece as `change` leaves it. A cable needs no processor: what
+    /// waits when this thread wakes late is carried as if the thread had woken in time.
     pub fn carry_to(
         &self,
         to: &PseudoTerminal,
@@ -47,6 +49,7 @@ impl PseudoTerminal {
         std::thread::spawn(move || {
             let mut buffer = vec![0; piece as usize];
             let mut free_at = Instant::now();
+            let mut was_waiting = false;
             loop {
                 // The last program that closes a device makes reading fail until another one opens it.
                 let Ok(n) = rustix::io::read(&from, &mut buffer) else {
@@ -56,9 +59,13 @@ impl PseudoTerminal {
                 };
                 if let Some(rate) = rate {
                     let took = Duration::from_nanos(n as u64 * 1_000_000_000 / rate);
-                    free_at = free_at.max(Instant::now()) + took;
+                    if !was_waiting {
+                        free_at = free_at.max(Instant::now());
+                    }
+                    free_at += took;
                     // sleep: the cable's rate is its subject
                     std::thread::sleep(free_at.saturating_duration_since(Instant::now()));
+                    was_waiting = has_bytes(&from);
                 }
                 let mut bytes = buffer[..n].to_vec();
                 change(&mut bytes);
@@ -69,6 +76,14 @@ impl PseudoTerminal {
             }
         });
     }
+}
+
+/// Whether bytes wait to be read.
+fn has_bytes(from: &OwnedFd) -> bool {
+    let mut polled = [PollFd::new(from.as_fd(), PollFlags::POLLIN)];
+    let is_ready = poll(&mut polled, PollTimeout::ZERO).is_ok_and(|ready| ready > 0);
+    let events = polled[0].revents();
+    is_ready && events.is_some_and(|events| events.contains(PollFlags::POLLIN))
 }
 
 /// Two devices, and a cable between them that carries so many bytes per second each way.

@@ -36,9 +36,9 @@ pub enum Offload {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AcksPlacement {
-    /// On their own link only.
+    /// ACKs use their own link only.
     Never,
-    /// On their own link and on free links.
+    /// ACKs use their own link and free links.
     Free,
 }
 

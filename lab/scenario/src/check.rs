@@ -85,6 +85,17 @@ impl Scenario {
             }
             away_until = outage.t_s + outage.for_s;
         }
+        if self.node_distances.len() > CRASHES_MAX {
+            return Err(format!(
+                "{} distances of nodes, at most {CRASHES_MAX}",
+                self.node_distances.len()
+            ));
+        }
+        for distance in &self.node_distances {
+            distance
+                .check(self.nodes, self.duration_s)
+                .map_err(|fault| format!("node_distance: {fault}"))?;
+        }
         if self.replays.len() > REPLAYED_MAX as usize {
             return Err(format!(
                 "{} replays, at most {REPLAYED_MAX}",

@@ -29,6 +29,7 @@ pub fn fill(seed: u64, offset: u64, out: &mut [u8]) {
 }
 
 /// SplitMix64's output number `index`. // Steele, Lea, Flood 2014
+// Not rand_pcg: each byte follows from its offset alone, and kill points of known seeds are drawn here.
 fn draw(seed: u64, index: u64) -> u64 {
     let mut z = seed.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

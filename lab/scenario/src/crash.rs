@@ -29,7 +29,7 @@ pub enum CrashedEnd {
 /// How an end stops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Stop {
+pub enum CrashKind {
     /// The process is killed and comes back from its journal.
     #[default]
     Crash,
@@ -55,7 +55,7 @@ pub struct Crash {
     pub for_s: f64,
     /// The kind of stop.
     #[serde(default)]
-    pub how: Stop,
+    pub how: CrashKind,
     /// The number of further events in the run before the process stops, so that any time between
     /// two events can be hit.
     #[serde(default)]
@@ -97,6 +97,18 @@ pub struct StoreOutage {
     pub how: StoreStop,
 }
 
+/// How far away one of the proxy's nodes is, from a time on.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodeDistance {
+    /// From when on, in seconds.
+    pub t_s: f64,
+    /// The node: 1 or 2.
+    pub node: u8,
+    /// The round trip to the node beyond the link's own, in milliseconds.
+    pub rtt_ms: f64,
+}
+
 /// A replay of packets that were sent before.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -107,7 +119,7 @@ pub struct Replay {
     pub t_s: f64,
     /// The number of packets, drawn from all that were sent in that direction.
     pub packets: u32,
-    /// Whether they come from another address than the first time.
+    /// Whether the replayed packets come from another address than the first time.
     #[serde(default)]
     pub elsewhere: bool,
     /// The state of an end for which the replay waits, as for a crash.
@@ -117,6 +129,9 @@ pub struct Replay {
     #[serde(default)]
     pub of: Option<CrashedEnd>,
 }
+
+/// The longest round trip to a node beyond the link's own.
+const NODE_RTT_MS_MAX: f64 = 10_000.0;
 
 fn crash_for_default() -> f64 {
     CRASH_FOR_S_DEFAULT
@@ -138,10 +153,10 @@ pub(crate) fn hibernate_after_default() -> f64 {
 
 impl Crash {
     pub(crate) fn check(&self, duration_s: f64) -> Result<(), String> {
-        if self.how == Stop::Upgrade && self.who != CrashedEnd::Proxy {
+        if self.how == CrashKind::Upgrade && self.who != CrashedEnd::Proxy {
             return Err("only the proxy is upgraded".to_owned());
         }
-        if self.how == Stop::Drain && self.who != CrashedEnd::Proxy {
+        if self.how == CrashKind::Drain && self.who != CrashedEnd::Proxy {
             return Err("only the proxy is drained".to_owned());
         }
         seconds("t_s", self.t_s, duration_s)?;
@@ -153,6 +168,21 @@ impl StoreOutage {
     pub(crate) fn check(&self, duration_s: f64) -> Result<(), String> {
         seconds("t_s", self.t_s, duration_s)?;
         seconds("for_s", self.for_s, duration_s)
+    }
+}
+
+impl NodeDistance {
+    pub(crate) fn check(&self, nodes: u8, duration_s: f64) -> Result<(), String> {
+        if !(1..=nodes).contains(&self.node) {
+            return Err(format!("node is {}, expected 1 to {nodes}", self.node));
+        }
+        if !(0.0..=NODE_RTT_MS_MAX).contains(&self.rtt_ms) {
+            return Err(format!(
+                "rtt_ms is {}, expected 0 to {NODE_RTT_MS_MAX}",
+                self.rtt_ms
+            ));
+        }
+        seconds("t_s", self.t_s, duration_s)
     }
 }
 

@@ -6,11 +6,11 @@ use serde::Deserialize;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SaveEnergy {
-    /// On battery, while there is time until the deadline.
+    /// Energy is saved on battery, while there is time until the deadline.
     Auto,
-    /// With and without a deadline.
+    /// Energy is always saved, with and without a deadline.
     Always,
-    /// Not at all.
+    /// Energy is never saved.
     #[default]
     Never,
 }

@@ -5,7 +5,9 @@
 //! key that is silently ignored would give a wrong result.
 
 use crate::acks::Acks;
-use crate::crash::{Crash, Replay, StoreOutage, hibernate_after_default, one_flow, one_node};
+use crate::crash::{
+    Crash, NodeDistance, Replay, StoreOutage, hibernate_after_default, one_flow, one_node,
+};
 use crate::energy::ScenarioEnergy;
 use crate::origin::OriginKind;
 use crate::podcasts::Podcasts;
@@ -58,7 +60,7 @@ pub struct Scenario {
     /// The links of the device, in order.
     #[serde(rename = "link")]
     pub links: Vec<Link>,
-    /// The transfers.
+    /// The transfers of the scenario.
     #[serde(default, rename = "flow")]
     pub flows: Vec<ScenarioFlow>,
     /// Generated handovers between the links.
@@ -90,6 +92,9 @@ pub struct Scenario {
     /// Outages of the nodes' store.
     #[serde(default, rename = "store_outage")]
     pub store_outages: Vec<StoreOutage>,
+    /// How far away the nodes are, and when that changes. Lab only.
+    #[serde(default, rename = "node_distance")]
+    pub node_distances: Vec<NodeDistance>,
     /// Replays of packets.
     #[serde(default, rename = "replay")]
     pub replays: Vec<Replay>,
@@ -127,7 +132,7 @@ table_with_properties! {
         /// Whether the link is attached but carries nothing when the run begins.
         #[serde(default)]
         dead: bool,
-        /// The access point that it is attached to when the run begins.
+        /// The access point that the link is attached to when the run begins.
         join: Option<String>,
         /// The access points of the link.
         #[serde(default, rename = "access_point")]
@@ -156,7 +161,7 @@ table_with_properties! {
         mahimahi_up: Option<String>,
         /// The content of the trace files.
         #[serde(skip)]
-        recorded: Recorded,
+        recorded: RecordedTraces,
     }
 }
 
@@ -265,14 +270,14 @@ impl Class {
 /// The address families that a link provides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub enum Family {
-    /// IPv4 only.
+    /// The link has IPv4 only.
     #[default]
     #[serde(rename = "v4")]
     V4,
     /// IPv6 only, without access to IPv4.
     #[serde(rename = "v6")]
     V6,
-    /// Both address families.
+    /// The link has IPv4 and IPv6.
     #[serde(rename = "both")]
     Both,
     /// IPv6 only; IPv4 is reached through a NAT64 at `64:ff9b::/96`.
@@ -309,10 +314,10 @@ pub enum NatKind {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Direction {
-    /// To the device.
+    /// Payload towards the device: a download.
     #[default]
     Down,
-    /// From the device.
+    /// Payload from the device: an upload.
     Up,
 }
 
@@ -346,7 +351,7 @@ impl Policy {
     }
 }
 
-/// A transfer.
+/// A transfer of the scenario.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScenarioFlow {
@@ -396,10 +401,10 @@ pub struct Handover {
     pub links: Vec<String>,
     /// The shortest and longest time from one handover to the next.
     pub every_s: [f64; 2],
-    /// For make before break: the shortest and longest time for which both links are up.
+    /// The shortest and longest time for which both links are up, in make before break.
     pub overlap_s: Option<[f64; 2]>,
-    /// For break before make: the shortest and longest time without any link, not including the
-    /// attaching.
+    /// The shortest and longest time without any link, in break before make; it does not include
+    /// the attaching.
     pub gap_s: Option<[f64; 2]>,
     /// Share of handovers that are make before break, if both kinds are given.
     #[serde(default = "half")]
@@ -421,7 +426,7 @@ pub struct Expect {
 
 /// The content of a link's trace files.
 #[derive(Clone, Debug, Default)]
-pub struct Recorded {
+pub struct RecordedTraces {
     /// Rows of the CSV trace.
     pub rows: Vec<TraceRow>,
     /// Events of joining an access point, or leaving (`None`).

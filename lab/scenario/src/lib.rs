@@ -40,19 +40,20 @@ mod state;
 mod suggest;
 mod summary;
 mod switches;
+mod text_table;
 mod timeline;
 mod transport;
 
 pub use acks::{Acks, AcksPlacement as OffloadWhere, Offload};
 pub use crash::{
-    CRASH_FOR_S_DEFAULT, CRASHES_MAX, Crash, CrashedEnd, HIBERNATE_AFTER_S_DEFAULT, REPLAYED_MAX,
-    Replay, Stop, StoreOutage, StoreStop,
+    CRASH_FOR_S_DEFAULT, CRASHES_MAX, Crash, CrashKind, CrashedEnd, HIBERNATE_AFTER_S_DEFAULT,
+    NodeDistance, REPLAYED_MAX, Replay, StoreOutage, StoreStop,
 };
 pub use energy::{SaveEnergy, ScenarioEnergy};
 pub use expression::Expression;
 pub use file::{
     AccessPoint, At, Class, DURATION_S_MAX, Direction, Expect, FLOWS_MAX, Family, Handover,
-    LINK_NAME_BYTES_MAX, LINKS_MAX, Link, NatKind, Policy, Recorded, Repeat, Scenario,
+    LINK_NAME_BYTES_MAX, LINKS_MAX, Link, NatKind, Policy, RecordedTraces, Repeat, Scenario,
     ScenarioFault, ScenarioFlow,
 };
 pub use origin::OriginKind;
@@ -65,12 +66,13 @@ pub use properties::{
     MTU_V6_MIN, QUEUE_MS_DEFAULT, REORDER_MS_DEFAULT, RTT_MS_DEFAULT, UP_MBPS_DEFAULT,
 };
 pub use report::{
-    EnergyReport, EpisodeReport, Expectation, FlowReport, LinkReport, PodcastReport, RunReport,
-    Switch, SwitchKind,
+    DataSwitch, EnergyReport, EpisodeReport, Expectation, FlowReport, LinkReport, PodcastReport,
+    RunReport, SwitchKind,
 };
 pub use state::ScenarioState;
 pub use suggest::{explain, suggestion};
 pub use summary::SampleSummary;
 pub use switches::SwitchMeter;
+pub use text_table::TextTable;
 pub use timeline::{EventKind, ScenarioLinkEvent, Timeline};
-pub use transport::{Congestion, Mirror, ScenarioPathScheduler, Transport};
+pub use transport::{Congestion, Mirror, ScenarioPathScheduler, ScenarioRates, Transport};

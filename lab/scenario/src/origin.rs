@@ -11,6 +11,6 @@ pub enum OriginKind {
     Auto,
     /// nginx; without it the run fails.
     Nginx,
-    /// The built-in server.
+    /// The origin is the built-in server.
     Builtin,
 }

@@ -36,7 +36,7 @@ pub struct PodcastFeed {
     /// How many of the newest episodes are kept.
     #[serde(default = "keep_default")]
     pub keep: u32,
-    /// What it brings.
+    /// The episodes that the feed brings.
     #[serde(default, rename = "episode")]
     pub episodes: Vec<PodcastEpisode>,
 }
@@ -45,9 +45,9 @@ pub struct PodcastFeed {
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PodcastEpisode {
-    /// When it is published.
+    /// When the episode is published.
     pub t_s: f64,
-    /// Its size; the origin makes the content from a seed.
+    /// The episode's size; the origin makes the content from a seed.
     pub bytes: u64,
     /// When a person plays it; never if absent.
     pub play_s: Option<f64>,

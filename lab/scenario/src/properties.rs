@@ -79,7 +79,7 @@ macro_rules! table_with_properties {
             pub mtu: Option<u32>,
             /// Share of packets that are delayed and overtaken.
             pub reorder: Option<f64>,
-            /// How long those are delayed.
+            /// The delay of reordered packets, in milliseconds.
             pub reorder_ms: Option<f64>,
             /// Share of packets that arrive twice.
             pub duplicate: Option<f64>,

@@ -4,6 +4,7 @@
 //! when the link delivers them.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// The report of a run.
@@ -14,11 +15,19 @@ pub struct RunReport {
     /// The results of the links, in the scenario's order.
     pub links: Vec<LinkReport>,
     /// Changes of the link that carries the data, in order of time.
-    pub switches: Vec<Switch>,
+    pub switches: Vec<DataSwitch>,
     /// The number of requests to the origin that began at a byte of an object at which an earlier
     /// request for it had begun; `null` if the origin could not be observed.
     #[serde(default)]
     pub origin_requests_twice: Option<u64>,
+    /// The number of sessions that the second node took over from the first; absent if the scenario has one node, or no
+    /// store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sessions_taken_over: Option<u64>,
+    /// The number of packets that passed the device, both ways, until the first payload of a flow arrived; `null` if none
+    /// did, or if packets were not observed one by one.
+    #[serde(default)]
+    pub packets_to_payload: Option<u64>,
     /// The energy of the radios; absent if the scenario names none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub energy: Option<EnergyReport>,
@@ -63,6 +72,9 @@ pub struct PodcastReport {
     pub restart_share: Option<f64>,
     /// Moves of downloads to another network.
     pub switches: u64,
+    /// What the device's own log answers to the questions of the paper's field study: `cedos cast log --summary --json`.
+    #[serde(default)]
+    pub study: Value,
 }
 
 /// The result of an episode.
@@ -72,17 +84,18 @@ pub struct EpisodeReport {
     pub feed: String,
     /// The number of the episode in its feed, from 0.
     pub number: usize,
-    /// Its size.
+    /// The size of the flow.
     pub bytes: u64,
-    /// When it was published.
+    /// When the episode was published.
     pub published_s: f64,
-    /// Its deadline; `null` if it has none, or was never asked for.
+    /// The flow's deadline; `null` if it has none, or was never requested.
     pub deadline_s: Option<f64>,
     /// When its last byte came; `null` if it was never whole.
     pub whole_s: Option<f64>,
-    /// Whether it was whole by its deadline.
+    /// Whether the episode was complete by its deadline.
     pub in_time: bool,
-    /// Whether it had the origin's content when it was played; `null` if it was not played.
+    /// Whether the episode had the origin's content when it was played; `null` if it was not
+    /// played.
     pub heard_whole: Option<bool>,
     /// Bytes by class of link: `free`, `metered`, `roaming`.
     pub bytes_by_class: BTreeMap<String, u64>,
@@ -156,7 +169,7 @@ pub enum SwitchKind {
 
 /// A change of the link, or of its address, that carries the data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Switch {
+pub struct DataSwitch {
     /// When the old link was lost, or the new one came up beside it.
     pub at_s: f64,
     /// The link that carried the data before.
@@ -175,9 +188,9 @@ pub struct Switch {
 pub struct Expectation {
     /// The expectation as the scenario gives it.
     pub text: String,
-    /// Whether it is true of this report.
+    /// Whether the expectation is true of this report.
     pub holds: bool,
-    /// Why it does not hold, in words; not part of the printed object.
+    /// Why the expectation does not hold, in words; not part of the printed object.
     #[serde(skip)]
     pub why: String,
 }

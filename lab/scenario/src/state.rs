@@ -6,12 +6,12 @@ use serde::Deserialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ScenarioState {
-    /// There is no session.
+    /// The device has no session.
     #[serde(rename = "no-session")]
     None,
     /// The first handshake is under way.
     Handshaking,
-    /// The session works.
+    /// The session is established.
     Established,
     /// The session has no path.
     Suspended,

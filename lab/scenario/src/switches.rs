@@ -11,12 +11,12 @@
 //! The simulator and the lab report the same events to it: links going up and down, and data
 //! reaching the device. Links have their number in the scenario.
 
-use crate::report::{Switch, SwitchKind};
+use crate::report::{DataSwitch, SwitchKind};
 use cedos_lab_link::Time;
 
 /// A switch that has begun: no data has arrived since.
 #[derive(Clone, Copy, Debug)]
-struct Begun {
+struct OngoingSwitch {
     at: Time,
     from: usize,
     kind: SwitchKind,
@@ -32,8 +32,8 @@ pub struct SwitchMeter {
     /// When a link came up beside others and has not carried data yet.
     fresh: Vec<Option<Time>>,
     last: Option<(Time, usize)>,
-    begun: Option<Begun>,
-    found: Vec<Switch>,
+    begun: Option<OngoingSwitch>,
+    found: Vec<DataSwitch>,
 }
 
 impl SwitchMeter {
@@ -82,7 +82,7 @@ impl SwitchMeter {
                 } else {
                     (SwitchKind::BreakBeforeMake, None)
                 };
-                self.begun = Some(Begun {
+                self.begun = Some(OngoingSwitch {
                     at: now,
                     from,
                     kind,
@@ -124,7 +124,7 @@ impl SwitchMeter {
     }
 
     /// The switches that were found, in order of time.
-    pub fn into_switches(self) -> Vec<Switch> {
+    pub fn into_switches(self) -> Vec<DataSwitch> {
         self.found
     }
 
@@ -137,7 +137,7 @@ impl SwitchMeter {
         since: Time,
         now: Time,
     ) {
-        self.found.push(Switch {
+        self.found.push(DataSwitch {
             at_s: at.as_secs_f64(),
             from: self.names[from].clone(),
             to: self.names[to].clone(),

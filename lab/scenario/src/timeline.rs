@@ -32,7 +32,7 @@ pub struct ScenarioLinkEvent {
     pub kind: EventKind,
     /// The link's condition after the event.
     pub condition: LinkCondition,
-    /// The access point that it is joined to or joining.
+    /// The access point that the link is joined to or joining.
     pub access_point: Option<String>,
 }
 
@@ -55,7 +55,7 @@ pub enum EventKind {
     },
     /// The link's NAT drops all mappings.
     Rebind,
-    /// Its rate, delay, loss or another property changes.
+    /// The link's rate, delay, loss or another property changes.
     Changed,
 }
 
@@ -194,7 +194,7 @@ impl Link {
         self.recorded_steps(end, &mut steps);
         for at in &self.at {
             let t = Time::from_secs_f64(at.t_s);
-            let change = Change {
+            let change = LinkChange {
                 properties: at.properties(),
                 up: at.up,
                 dead: at.dead,
@@ -212,7 +212,7 @@ impl Link {
             }
         }
         for repeat in &self.repeat {
-            let change = Change {
+            let change = LinkChange {
                 properties: repeat.properties(),
                 up: repeat.up,
                 dead: repeat.dead,
@@ -291,7 +291,7 @@ fn every(first_s: f64, every_s: f64, until: Time) -> impl Iterator<Item = Time> 
         .take_while(move |t| *t <= until)
 }
 
-struct Change {
+struct LinkChange {
     properties: LinkProperties,
     up: Option<bool>,
     dead: Option<bool>,
@@ -304,7 +304,7 @@ struct Change {
     rebind: bool,
 }
 
-impl Change {
+impl LinkChange {
     fn begin(&self, t: Time, steps: &mut Vec<(Time, Step)>) {
         if self.properties != LinkProperties::default() {
             steps.push((t, Step::Set(self.properties.clone())));

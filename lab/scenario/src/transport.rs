@@ -4,7 +4,7 @@ use crate::acks::AcksPlacement;
 use serde::Deserialize;
 
 /// Transport settings of both ends; absent ones have the programs' defaults.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Transport {
     /// The congestion controller.
@@ -17,6 +17,20 @@ pub struct Transport {
     pub mirror: Option<Mirror>,
     /// Whether silent paths are frozen.
     pub freezing: Option<bool>,
+    /// The round trip that both ends expect, in seconds.
+    pub round_trip_s: Option<u32>,
+    /// The rates that both ends know beforehand, in Mb/s; simulator only.
+    pub known_rates: Option<ScenarioRates>,
+}
+
+/// Rates to and from the device, in Mb/s of whole IP packets.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScenarioRates {
+    /// The rate to the device.
+    pub down_mbps: f64,
+    /// The rate from the device.
+    pub up_mbps: f64,
 }
 
 /// The links that may repair random losses of another link.
@@ -117,6 +131,9 @@ impl Transport {
         if self.freezing == Some(false) {
             options.push("--no-freezing".to_owned());
         }
+        if let Some(seconds) = self.round_trip_s {
+            options.extend(["--round-trip".to_owned(), format!("{seconds}s")]);
+        }
         options
     }
 }
@@ -148,6 +165,8 @@ mod tests {
                 format!("--mirror {mirror}").replace('"', "")
             );
         }
+        let told = transport("round_trip_s = 2400");
+        assert_eq!(told.unwrap().join(" "), "--round-trip 2400s");
         assert_eq!(transport("").unwrap().len(), 0);
         assert!(transport("congestion = \"vegas\"").is_err());
     }

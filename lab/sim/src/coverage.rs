@@ -25,7 +25,7 @@ macro_rules! named {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum $name { $($(#[$variant_meta])* $variant,)* }
         impl $name {
-            /// Every value.
+            /// Every value of the type.
             pub const ALL: &[$name] = &[$($name::$variant,)*];
             /// The word used in reports.
             pub fn word(self) -> &'static str {
@@ -92,9 +92,9 @@ named! {
 pub struct CoveragePair {
     /// The kind of the fault.
     pub fault: FaultKind,
-    /// Whether it is at the device; otherwise at the proxy.
+    /// Whether the fault is at the device; otherwise at the proxy.
     pub at_device: bool,
-    /// The state of that end.
+    /// The state of the end at which the fault occurs.
     pub state: ScenarioState,
 }
 

@@ -61,7 +61,7 @@ pub(crate) struct SimDevice {
     pub(crate) half_duplex: Vec<bool>,
     /// Whether ACKs of such links may use metered links.
     pub(crate) acks_pay: bool,
-    /// The rate that it lends on metered links for losses of others, in bytes per second.
+    /// The rate that the device lends on metered links for losses of others, in bytes per second.
     pub(crate) lends: Option<u64>,
     pub(crate) names: Vec<String>,
     pub(crate) transfers: Vec<SimTransfer>,
@@ -175,6 +175,10 @@ impl SimDevice {
         self.links = DeviceLinks::new(DeviceLinkSettings {
             acks_pay: self.acks_pay,
             lend_rate: self.lends,
+            round_trip: match self.config.has_long_round_trip() {
+                true => self.config.rtt_initial,
+                false => Span::ZERO,
+            },
         });
         self.last_links.clear();
         self.sockets.fill(None);
@@ -280,6 +284,11 @@ impl SimDevice {
             _ => None,
         });
         failed.collect()
+    }
+
+    /// Whether payload of a transfer arrived at either end.
+    pub(crate) fn has_payload(&self) -> bool {
+        self.accounts.iter().any(|account| account.came.is_some())
     }
 
     /// Bytes received and acknowledged in total, to detect progress.

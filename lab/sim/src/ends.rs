@@ -1,5 +1,6 @@
 //! The configurations of both ends, as the scenario sets them.
 
+use cedos_lab_link::Span;
 use cedos_lab_scenario::{Mirror, Offload, OffloadWhere, Scenario, Transport};
 use d2tp_session::{AckOffload, CongestionKind, EndpointConfig, Mirroring, PathSchedulerKind};
 
@@ -21,6 +22,8 @@ impl EndpointConfigs {
             reinjection,
             mirror,
             freezing,
+            round_trip_s,
+            known_rates,
         } = scenario.transport;
         let congestion = congestion.and_then(|wanted| {
             let mut all = CongestionKind::ALL.into_iter();
@@ -31,7 +34,7 @@ impl EndpointConfigs {
             all.find(|kind| kind.as_str() == wanted.word())
         });
         let usual = EndpointConfig::default();
-        let config = EndpointConfig {
+        let mut config = EndpointConfig {
             early_data: true,
             congestion: congestion.unwrap_or(usual.congestion),
             path_scheduler: paths.unwrap_or(usual.path_scheduler),
@@ -51,7 +54,17 @@ impl EndpointConfigs {
             },
             ..usual
         };
-        EndpointConfigs::both(config)
+        if let Some(seconds) = round_trip_s {
+            config.expect_round_trip(Span::from_secs(seconds.into()));
+        }
+        let mut ends = EndpointConfigs::both(config);
+        if let Some(rates) = known_rates {
+            let bytes = |mbps: f64| (mbps * 1e6 / 8.0) as u64;
+            let (down, up) = (bytes(rates.down_mbps), bytes(rates.up_mbps));
+            ends.device.expect_rates(up, down);
+            ends.proxy.expect_rates(down, up);
+        }
+        ends
     }
 
     fn both(config: EndpointConfig) -> EndpointConfigs {
@@ -99,5 +112,17 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn each_end_expects_the_round_trip_and_its_own_rates() {
+        let text = "duration_s = 1\n[transport]\nround_trip_s = 1200\n\
+                    known_rates = { down_mbps = 0.8, up_mbps = 0.08 }\n[[link]]\nname = \"dsn0\"\n";
+        let scenario = Scenario::parse("test", text, &mut |_| unreachable!()).unwrap();
+        let ends = EndpointConfigs::of(&scenario);
+        assert_eq!(ends.device.rtt_initial, Span::from_secs(1_200));
+        assert_eq!(ends.device.known_rate, Some(10_000));
+        assert_eq!(ends.proxy.known_rate, Some(100_000));
+        assert_eq!(ends.device.flow_window, 4 * 1_200 * 100_000);
     }
 }

@@ -44,7 +44,7 @@ pub enum SimFault {
     /// An end never becomes idle at one point in time, or time does not advance.
     #[error("the core is wrong: live-lock at {at_s} s: {what}")]
     LiveLock {
-        /// The time.
+        /// The time of the fault.
         at_s: f64,
         /// What repeats without end.
         what: String,
@@ -61,7 +61,7 @@ pub enum SimFault {
         /// The state of both ends in a few words.
         state: String,
     },
-    /// An end continued below the offset that the other one knew to be durable there.
+    /// An end continued a flow below an offset that its peer knew to be durable.
     #[error("the core is wrong: flow {flow:?} was rolled back and not refused")]
     RolledBack {
         /// The flow that the fault is about.
@@ -70,7 +70,7 @@ pub enum SimFault {
     /// A journal without a lost commit lacked data that had been reported as durable.
     #[error("the core is wrong: the {who} called durable what its journal does not hold")]
     NotDurable {
-        /// The end.
+        /// The end at fault: device or proxy.
         who: &'static str,
     },
     /// A flow ended because of its deadline, before its deadline.
@@ -84,21 +84,21 @@ pub enum SimFault {
     Overdue {
         /// The flow that the fault is about.
         flow: FlowId,
-        /// The end.
+        /// The end at fault: device or proxy.
         who: &'static str,
     },
     /// A session ended by a fault, although both ends are correct.
     #[error("the core is wrong: the {who}'s session ended: {end}")]
     Ended {
-        /// The end.
+        /// The end at fault: device or proxy.
         who: &'static str,
-        /// The reason.
+        /// The reason for which the session ended.
         end: SessionEnd,
     },
     /// An end exceeds a limit.
     #[error("the core is wrong: a bound is broken at {at_s} s: {what}")]
     Bound {
-        /// The time.
+        /// The time of the fault.
         at_s: f64,
         /// The limit, and the excess.
         what: String,

@@ -13,7 +13,7 @@
 
 use crate::score::course::{CourseSegment, LinkCourse};
 use crate::score::jobs::ScoreJob;
-use crate::score::player::{OfJob, play_wishing};
+use crate::score::player::{JobResult, play_wishing};
 use cedos_lab_link::seeded;
 use d2tp_sched::{CostPolicy, FlowDemand, LinkClass, Scheduler, SchedulerMode};
 use d2tp_time::{Span, Time};
@@ -118,7 +118,7 @@ pub struct FieldDownload {
     /// The requested download.
     pub job: ScoreJob,
     /// Details of the download; links are Wi-Fi, then cellular.
-    pub of_job: OfJob,
+    pub of_job: JobResult,
     /// How long the download was under way.
     pub under_way: Span,
     /// How much of the time under way Wi-Fi was available.
@@ -244,7 +244,7 @@ impl FieldStudy {
         };
         let (courses, jobs) = (&person.courses, &person.jobs);
         let played = play_wishing(courses, jobs, &mut scheduler, &wish, &mut |_, _| {});
-        let fetched = |(n, of_job): (usize, OfJob)| {
+        let fetched = |(n, of_job): (usize, JobResult)| {
             let job = jobs[n];
             let until = of_job.complete.unwrap_or(job.due());
             FieldDownload {

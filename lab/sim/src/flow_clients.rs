@@ -18,8 +18,8 @@ use d2tp_device::{LinkUse, PaidLinks, TrackedStatus};
 use d2tp_power::RadioProfile;
 use d2tp_sched::{
     CarriedByLink, ClientDecision, CostPolicy, DeadlineFallback, DeviceScheduler, DuplexClient,
-    DuplexReport, EnergySaving, FlowDemand, FlowSpending, Grant, LinkCandidate, LinkChoice,
-    LinkClass, LinkSurroundings, LinkWaitReason, PowerSource, REPORT_EVERY, RadioStatus,
+    DuplexReport, EnergySaving, FlowDemand, FlowSpending, Grant, KnownLink, LinkCandidate,
+    LinkChoice, LinkClass, LinkSurroundings, LinkWaitReason, PowerSource, REPORT_EVERY,
     SchedulerKind, SpendingChange,
 };
 use d2tp_session::{FlowId, ReasonCode};
@@ -169,7 +169,7 @@ impl SimDevice {
         if self.clients.up == up {
             return;
         }
-        let radio = |link: &usize| RadioStatus {
+        let known = |link: &usize| KnownLink {
             device: self.names[*link].clone(),
             slot: self.names[*link].clone(),
             class: class_of(self.classes[*link]),
@@ -177,7 +177,7 @@ impl SimDevice {
             rate: None,
         };
         let around = LinkSurroundings {
-            radios: up.iter().map(radio).collect(),
+            links: up.iter().map(known).collect(),
             ..LinkSurroundings::default()
         };
         let now = self.host.clock.core(now);

@@ -7,7 +7,7 @@
 //! Each outage is predicted when it begins, only from earlier outages and trips.
 
 use cedos_lab_link::trace::TraceRow;
-use d2tp_sched::{LinkForecast, Location};
+use d2tp_sched::{DeviceLocation, LinkForecast};
 use d2tp_time::{Span, Time};
 use std::collections::BTreeMap;
 
@@ -82,16 +82,20 @@ pub fn play(trips: &[Vec<TraceRow>], round_trips: [Span; 2]) -> Vec<HoleForecast
         let end = rows
             .last()
             .map_or(began, |row| began + row.at.since(Time::ZERO));
-        forecast.observe(end + Span::from_secs(1), &Location::named("home"), true);
+        forecast.observe(
+            end + Span::from_secs(1),
+            &DeviceLocation::named("home"),
+            true,
+        );
         began = end + REST;
     }
     seen
 }
 
-fn spot(row: &TraceRow) -> Location {
+fn spot(row: &TraceRow) -> DeviceLocation {
     match row.pos_m {
-        Some(metres) => Location::at(metres, 0.0),
-        None => Location::named("on the way"),
+        Some(metres) => DeviceLocation::at(metres, 0.0),
+        None => DeviceLocation::named("on the way"),
     }
 }
 

@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use cedos_lab_link::{Span, Time};
-use cedos_lab_scenario::{Crash, Scenario, Stop};
+use cedos_lab_scenario::{Crash, CrashKind, Scenario};
 use d2tp_session::{
     Addresses, Endpoint, FlowArrival, FlowId, IncomingDatagram, LinkId, Session, SessionId,
     SessionState, Transmit,
@@ -39,7 +39,7 @@ pub(crate) enum StoppedProcess<S> {
     FromFreeze,
 }
 
-struct Stopped<S> {
+struct StoppedHost<S> {
     until: Time,
     found: Option<Option<Commit<S>>>,
 }
@@ -49,7 +49,7 @@ pub(crate) struct SimHost<S> {
     name: &'static str,
     pub endpoint: Endpoint,
     pub clock: SimClock,
-    stopped: Option<Stopped<S>>,
+    stopped: Option<StoppedHost<S>>,
     /// Datagrams that arrived while it was frozen.
     inbox: VecDeque<Delivery>,
     pub idle_since: Option<Time>,
@@ -91,26 +91,26 @@ impl<S: Clone> SimHost<S> {
     /// Stops the process without warning.
     pub(crate) fn stop(&mut self, now: Time, crash: &Crash, log: &mut Log) {
         log.note(now, self.name, || match crash.how {
-            Stop::Crash | Stop::Upgrade | Stop::Drain => {
+            CrashKind::Crash | CrashKind::Upgrade | CrashKind::Drain => {
                 format!("crashes, {} commits lost", crash.lost_commits)
             }
-            Stop::Freeze => "stands still".to_owned(),
+            CrashKind::Freeze => "stands still".to_owned(),
         });
         let until = now + Span::from_secs_f64(crash.for_s);
         let before = self.stopped.take();
         let crashed_before = before.as_ref().is_some_and(|b| b.found.is_some());
         let found = match crash.how {
-            Stop::Freeze if !crashed_before => None,
-            Stop::Crash | Stop::Upgrade | Stop::Drain => {
+            CrashKind::Freeze if !crashed_before => None,
+            CrashKind::Crash | CrashKind::Upgrade | CrashKind::Drain => {
                 Some(self.journal.crash(crash.lost_commits))
             }
-            Stop::Freeze => before.as_ref().and_then(|b| b.found.clone()),
+            CrashKind::Freeze => before.as_ref().and_then(|b| b.found.clone()),
         };
         if found.is_some() {
             self.inbox.clear();
         }
         let until = before.map_or(until, |b| b.until.max(until));
-        self.stopped = Some(Stopped { until, found });
+        self.stopped = Some(StoppedHost { until, found });
     }
 
     /// Whether the process is back by now, and how.

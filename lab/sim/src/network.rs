@@ -91,13 +91,13 @@ pub struct PassedPacket {
 /// A datagram that was delivered to an end.
 #[derive(Debug)]
 pub(crate) struct Delivery {
-    /// The link on which it arrived.
+    /// The link on which the datagram arrived.
     pub link: usize,
     /// The sender's address, as the receiver sees it.
     pub from: SocketAddr,
-    /// The stream in which it arrived, if it did in one.
+    /// The stream in which the datagram arrived, if it arrived in one.
     pub stream: Option<StreamPathId>,
-    /// Its payload.
+    /// The payload of the datagram.
     pub bytes: Vec<u8>,
 }
 
@@ -115,12 +115,12 @@ impl Delivery {
 
 /// How packets of an attachment reach the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reach {
-    /// With the device's own address.
+enum NatPassage {
+    /// Packets keep the device's own address.
     Own,
-    /// Through a NAT with this external address.
+    /// Packets pass a NAT with this external address.
     Nat(Ipv4Addr),
-    /// Through a NAT64 with this external address.
+    /// Packets pass a NAT64 with this external address.
     Nat64(Ipv4Addr),
 }
 
@@ -138,7 +138,7 @@ struct Access {
     address: u32,
     /// The address of the device's socket on it.
     local: SocketAddr,
-    way: Reach,
+    way: NatPassage,
     nat: Nat<SocketAddr>,
     /// The NAT's table for TCP, whose mappings no NAT forgets within hours. // RFC 5382 REQ-5
     tcp_nat: Nat<SocketAddr>,
@@ -161,6 +161,8 @@ pub(crate) struct SimNetwork {
     archives: Option<[Archive; 2]>,
     /// The packets that passed the device, if they are recorded.
     pub(crate) passages: Option<Vec<PassedPacket>>,
+    /// The number of packets that passed the device.
+    pub(crate) passed: u64,
     /// The energy of the links' radios, if the scenario names them.
     pub(crate) energy: Option<RunEnergyMeter>,
 }
@@ -187,7 +189,7 @@ impl SimNetwork {
                     stalled: false,
                     address: 0,
                     local: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
-                    way: Reach::Own,
+                    way: NatPassage::Own,
                     nat: link
                         .nat_idle_s
                         .map(Span::from_secs_f64)
@@ -208,6 +210,7 @@ impl SimNetwork {
             archives: (!scenario.replays.is_empty())
                 .then(|| [0, 1].map(|n| Archive::new(scenario.seed, n))),
             passages: None,
+            passed: 0,
             energy: RunEnergyMeter::of(scenario),
         }
     }
@@ -259,10 +262,10 @@ impl SimNetwork {
         let outer = Ipv4Addr::from(OUTER + n * OUTER_PER_LINK + a % OUTER_PER_LINK);
         let v6 = Ipv6Addr::new(0x2001, 0xdb8, 0, n as u16, a as u16, 0, 0, 2);
         (link.local, link.way) = match (link.family, link.nat_kind) {
-            (Family::V4, NatKind::None) => (SocketAddr::from((inner, port)), Reach::Own),
-            (Family::V4, _) => (SocketAddr::from((inner, port)), Reach::Nat(outer)),
-            (Family::V6 | Family::Both, _) => (SocketAddr::from((v6, port)), Reach::Own),
-            (Family::Nat64, _) => (SocketAddr::from((v6, port)), Reach::Nat64(outer)),
+            (Family::V4, NatKind::None) => (SocketAddr::from((inner, port)), NatPassage::Own),
+            (Family::V4, _) => (SocketAddr::from((inner, port)), NatPassage::Nat(outer)),
+            (Family::V6 | Family::Both, _) => (SocketAddr::from((v6, port)), NatPassage::Own),
+            (Family::Nat64, _) => (SocketAddr::from((v6, port)), NatPassage::Nat64(outer)),
         };
     }
 
@@ -280,7 +283,7 @@ impl SimNetwork {
     /// The proxy's address, as the device reaches it over this link.
     pub(crate) fn proxy_address(&self, number: usize) -> SocketAddr {
         match (self.links[number].local, self.links[number].way) {
-            (_, Reach::Nat64(_)) => SocketAddr::from((nat64(PROXY_V4), PROXY_PORT)),
+            (_, NatPassage::Nat64(_)) => SocketAddr::from((nat64(PROXY_V4), PROXY_PORT)),
             (SocketAddr::V6(_), _) => SocketAddr::from((PROXY_V6, PROXY_PORT)),
             (SocketAddr::V4(_), _) => SocketAddr::from((PROXY_V4, PROXY_PORT)),
         }
@@ -320,6 +323,7 @@ impl SimNetwork {
     }
 
     fn note_passage(&mut self, at: Time, link: usize, way: LinkDirection, bytes: u32) {
+        self.passed += 1;
         if let Some(passages) = &mut self.passages {
             passages.push(PassedPacket {
                 at,
@@ -533,8 +537,8 @@ impl Access {
     /// The device's address, as the proxy sees it.
     fn seen_from(&mut self, now: Time) -> SocketAddr {
         match self.way {
-            Reach::Own => self.local,
-            Reach::Nat(outer) | Reach::Nat64(outer) => {
+            NatPassage::Own => self.local,
+            NatPassage::Nat(outer) | NatPassage::Nat64(outer) => {
                 SocketAddr::from((outer, self.nat.outbound_at(now, self.local)))
             }
         }
@@ -546,8 +550,8 @@ impl Access {
             return None;
         }
         match self.way {
-            Reach::Own => (to == self.local).then_some(to),
-            Reach::Nat(outer) | Reach::Nat64(outer) => {
+            NatPassage::Own => (to == self.local).then_some(to),
+            NatPassage::Nat(outer) | NatPassage::Nat64(outer) => {
                 (to.ip() == outer).then(|| self.nat.inbound_at(now, to.port()))?
             }
         }

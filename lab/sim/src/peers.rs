@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::net::{Ipv4Addr, SocketAddr};
 
 use bytes::Bytes;
-use cedos_lab_link::{Behaviour, KindNat};
+use cedos_lab_link::{Behaviour, FilteringNat};
 use d2tp_session::{
     Addresses, Admission, Endpoint, EndpointConfig, FlowEnd, FlowId, FlowOptions, ForwardTarget,
     IncomingDatagram, InterceptedDatagram, LinkId, PathState, ReadOutcome, RelayClient, RelayId,
@@ -51,14 +51,14 @@ pub enum SimPeer {
 struct SimAttachment {
     inside: SocketAddr,
     outside: Ipv4Addr,
-    nat: KindNat<SocketAddr>,
+    nat: FilteringNat<SocketAddr>,
 }
 
 struct SimPeerHost {
     core: Endpoint,
-    /// Its session with the relay.
+    /// The device's session with the relay.
     outer: SessionId,
-    /// Its session with the other device.
+    /// The device's session with the other device.
     inner: Option<SessionId>,
     relay_client: RelayClient,
     places: BTreeMap<LinkId, SimAttachment>,
@@ -252,7 +252,7 @@ impl PeerSimulation {
         let place = SimAttachment {
             inside: SocketAddr::from(([10, number, n, 2], 5000)),
             outside: Ipv4Addr::new(198, 18, number, n),
-            nat: KindNat::new(kind),
+            nat: FilteringNat::new(kind),
         };
         host.places.insert(link, place);
         let (now, way) = (self.now, way(link, RELAY));

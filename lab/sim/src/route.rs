@@ -94,7 +94,7 @@ pub const TERRAINS: [Terrain; 4] = [
 
 /// A route with its coverage.
 #[derive(Debug, Clone)]
-pub struct Route {
+pub struct TransitRoute {
     terrain: Terrain,
     seed: u64,
     /// Start and end of each stay, in metres.
@@ -103,9 +103,9 @@ pub struct Route {
     stops: Vec<f64>,
 }
 
-impl Route {
+impl TransitRoute {
     /// Draws a route with this many holes.
-    pub fn draw(terrain: Terrain, holes: usize, seed: u64) -> Route {
+    pub fn draw(terrain: Terrain, holes: usize, seed: u64) -> TransitRoute {
         let mut rng = seeded(seed, ROUTE_STREAM);
         let length = |rng: &mut Pcg32, (median, sigma): (f64, f64)| {
             terrain.speed * (median * (sigma * normal(rng)).exp()).clamp(1.0, terrain.longest_s)
@@ -126,7 +126,7 @@ impl Route {
                 stop += apart * (0.5 + rng.random::<f64>());
             }
         }
-        Route {
+        TransitRoute {
             terrain,
             seed,
             stays,
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn a_route_is_the_same_each_time_and_a_trip_is_not() {
-        let route = || Route::draw(TERRAINS[0], 10, 7);
+        let route = || TransitRoute::draw(TERRAINS[0], 10, 7);
         let (first, second) = (route().trip(0), route().trip(1));
         assert_eq!(first, route().trip(0));
         assert_ne!(first, second);
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn a_trip_is_read_back_from_its_csv_with_its_metres() {
-        let rows = Route::draw(TERRAINS[1], 3, 1).trip(0);
+        let rows = TransitRoute::draw(TERRAINS[1], 3, 1).trip(0);
         let read = Trace::from_csv(&to_csv(&rows)).unwrap();
         let back = read.rows("wifi").unwrap();
         assert_eq!(back.len(), rows.len());

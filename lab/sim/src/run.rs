@@ -12,7 +12,8 @@ use std::io::Write;
 
 use cedos_lab_link::{Span, Time};
 use cedos_lab_scenario::{
-    Crash, CrashedEnd, EventKind, Replay, RunReport, Scenario, ScenarioState, Stop, SwitchMeter,
+    Crash, CrashKind, CrashedEnd, EventKind, Replay, RunReport, Scenario, ScenarioState,
+    SwitchMeter,
 };
 
 use crate::coverage::{Coverage, FaultKind};
@@ -45,7 +46,7 @@ const BATCH_BYTES: usize = 65_536;
 pub struct RunOutcome {
     /// The report, with the results of the scenario's expectations.
     pub report: RunReport,
-    /// When it ended, in seconds.
+    /// When the run ended, in seconds.
     pub ended_s: f64,
     /// The number of points in time with events.
     pub steps: u64,
@@ -162,6 +163,7 @@ fn finish(
         now,
         steps,
         coverage,
+        packets_to_payload,
         ..
     } = run;
     if let Some(fault) = log.into_fault() {
@@ -175,6 +177,8 @@ fn finish(
         links: network.reports(),
         switches: switches.into_switches(),
         origin_requests_twice: None,
+        sessions_taken_over: None,
+        packets_to_payload,
         energy: network
             .energy
             .as_ref()
@@ -212,6 +216,8 @@ struct SimRun<'a> {
     liars: Vec<CrashedEnd>,
     journal_at: Time,
     done_at: Option<Time>,
+    /// The number of packets that had passed the device when the first payload arrived.
+    packets_to_payload: Option<u64>,
     /// The time of the last progress, and the bytes by then.
     moved: (Time, u64),
     /// Since when a permitted link carries packets.
@@ -249,6 +255,7 @@ impl<'a> SimRun<'a> {
             ambushes: (ambushes, later),
             replays,
             done_at: None,
+            packets_to_payload: None,
             moved: (Time::ZERO, 0),
             good_since: None,
             // A round trip may itself take minutes.
@@ -288,6 +295,9 @@ impl<'a> SimRun<'a> {
         self.stop();
         let mut look = self.change_links();
         self.deliver()?;
+        if self.packets_to_payload.is_none() && self.device.has_payload() {
+            self.packets_to_payload = Some(self.network.passed);
+        }
         look |= self.let_time_pass()?;
         self.replay()?;
         self.talk(look)?;
@@ -432,12 +442,14 @@ impl<'a> SimRun<'a> {
 
     fn strike(&mut self, crash: &Crash) {
         self.coverage.on_fault(match (crash.how, crash.who) {
-            (Stop::Freeze, CrashedEnd::Device) => FaultKind::FreezeDevice,
-            (Stop::Freeze, CrashedEnd::Proxy) => FaultKind::FreezeProxy,
-            (Stop::Crash | Stop::Upgrade | Stop::Drain, CrashedEnd::Device) => {
+            (CrashKind::Freeze, CrashedEnd::Device) => FaultKind::FreezeDevice,
+            (CrashKind::Freeze, CrashedEnd::Proxy) => FaultKind::FreezeProxy,
+            (CrashKind::Crash | CrashKind::Upgrade | CrashKind::Drain, CrashedEnd::Device) => {
                 FaultKind::CrashDevice
             }
-            (Stop::Crash | Stop::Upgrade | Stop::Drain, CrashedEnd::Proxy) => FaultKind::CrashProxy,
+            (CrashKind::Crash | CrashKind::Upgrade | CrashKind::Drain, CrashedEnd::Proxy) => {
+                FaultKind::CrashProxy
+            }
         });
         if crash.lost_commits > 0 {
             self.coverage.on_fault(FaultKind::LostCommits);

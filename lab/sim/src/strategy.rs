@@ -19,7 +19,8 @@ pub trait Strategy {
     /// The links to use now, one entry for each of `samples`.
     fn pick(&mut self, now: Time, samples: &[LinkSample]) -> Vec<bool>;
 
-    /// The time after which it is called again; it is also called at every event of a link.
+    /// The time after which the strategy is called again; it is also called at every event of a
+    /// link.
     fn again(&self) -> Span {
         Span::from_millis(500)
     }
@@ -47,7 +48,7 @@ impl Strategy for FixedStrategy {
 
 /// How long Raciu et al. probe all links.
 pub const PROBE: Span = Span::from_secs(10);
-/// How long they stay with the best link.
+/// How long the strategy stays with the best link.
 pub const STAY: Span = Span::from_secs(100);
 
 /// Uses all links for [`PROBE`], then the one with the most bits per joule for [`STAY`].
@@ -109,7 +110,7 @@ impl Strategy for ProbeThenPick {
 /// The rates of the links from a time on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Forecast {
-    /// When it begins.
+    /// The time from which the choice holds.
     pub from: Time,
     /// The rate of each link in bits per second; 0 if it is not available.
     pub bits_per_s: Vec<f64>,

@@ -24,7 +24,7 @@ pub(crate) enum Progress {
     Active,
     /// The transfer was complete at this time.
     Done(Time),
-    /// Its deadline passed.
+    /// The deadline of the transfer passed.
     Late,
     /// The transfer is over and not complete.
     Failed(String),

@@ -101,7 +101,7 @@ pub struct VideoQuality {
 
 /// A picture as the viewer has received it.
 #[derive(Clone, Copy, Default)]
-struct Picture {
+struct ReceivedPicture {
     base: (u16, u16),
     extra: (u16, u16),
     extra_bytes: u64,
@@ -189,7 +189,7 @@ struct VideoSender {
     picture_at: Time,
     number: u32,
     seq: u32,
-    /// When it last slowed down because of missing reports.
+    /// When the sender last slowed down because of missing reports.
     slowed_at: Time,
     command: u32,
 }
@@ -239,7 +239,7 @@ impl VideoSender {
 /// The viewer of the video.
 #[derive(Default)]
 struct VideoViewer {
-    pictures: Vec<Picture>,
+    pictures: Vec<ReceivedPicture>,
     report: u32,
     report_at: Time,
     /// Messages of pictures since the last report.
@@ -264,7 +264,7 @@ impl VideoViewer {
         }
         let number = head.number as usize;
         if self.pictures.len() <= number {
-            self.pictures.resize(number + 1, Picture::default());
+            self.pictures.resize(number + 1, ReceivedPicture::default());
         }
         let picture = &mut self.pictures[number];
         let layer = match head.kind {
@@ -296,7 +296,7 @@ impl VideoViewer {
     }
 }
 
-struct Show {
+struct VideoSimulation {
     now: Time,
     manner: VideoLinkUse,
     network: SimNetwork,
@@ -325,7 +325,7 @@ pub fn watch(scenario: &Scenario, manner: VideoLinkUse) -> VideoQuality {
     // Half a second for the handshake.
     let begin = Time::ZERO + Span::from_millis(500);
     let links = manner.links;
-    let mut show = Show {
+    let mut show = VideoSimulation {
         now: Time::ZERO,
         manner,
         network: SimNetwork::new(scenario),
@@ -359,7 +359,7 @@ pub fn watch(scenario: &Scenario, manner: VideoLinkUse) -> VideoQuality {
     show.result()
 }
 
-impl Show {
+impl VideoSimulation {
     fn step(&mut self, end: Time) -> bool {
         let hops = self.asked.iter().flatten().map(|at| *at + HOP_PATIENCE);
         let own = [

@@ -53,7 +53,7 @@ pub struct ViewingReport {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Shows {
+enum ViewerState {
     NotYet,
     Plays,
     Paused { since: Time },
@@ -69,7 +69,7 @@ pub(crate) struct SimViewer {
     received: u64,
     shown: f64,
     at: Time,
-    shows: Shows,
+    shows: ViewerState,
     level_at: Time,
     pub(crate) watched: ViewingReport,
 }
@@ -88,7 +88,7 @@ impl SimViewer {
             received: 0,
             shown: 0.0,
             at: Time::ZERO,
-            shows: Shows::NotYet,
+            shows: ViewerState::NotYet,
             level_at: Time::ZERO,
             watched: ViewingReport::default(),
         }
@@ -97,7 +97,7 @@ impl SimViewer {
     /// Advances the time to `now`, when `received` bytes have arrived.
     pub(crate) fn advance(&mut self, now: Time, received: u64) {
         let rate = self.watching.bytes_per_s as f64;
-        if self.shows == Shows::Plays {
+        if self.shows == ViewerState::Plays {
             let wants = self.shown + now.since(self.at).as_secs_f64() * rate;
             let has = self.received as f64;
             if wants < has {
@@ -108,10 +108,10 @@ impl SimViewer {
                 self.shown = has;
                 let since = self.at + lasted;
                 if self.received >= self.size {
-                    self.shows = Shows::Done;
+                    self.shows = ViewerState::Done;
                     self.watched.ended_s = Some(since.as_secs_f64());
                 } else {
-                    self.shows = Shows::Paused { since };
+                    self.shows = ViewerState::Paused { since };
                     self.watched.pauses += 1;
                 }
             }
@@ -120,12 +120,12 @@ impl SimViewer {
         let held = received as f64 - self.shown;
         let is_ready = held >= rate * START.as_secs_f64() || received >= self.size;
         match self.shows {
-            Shows::NotYet if is_ready => {
-                self.shows = Shows::Plays;
+            ViewerState::NotYet if is_ready => {
+                self.shows = ViewerState::Plays;
                 self.watched.begun_s = Some(now.as_secs_f64());
             }
-            Shows::Paused { since } if is_ready => {
-                self.shows = Shows::Plays;
+            ViewerState::Paused { since } if is_ready => {
+                self.shows = ViewerState::Plays;
                 self.watched.paused_s += now.since(since).as_secs_f64();
             }
             _ => {}
@@ -139,7 +139,7 @@ impl SimViewer {
 
     /// Ends the run: an ongoing pause counts with its length so far.
     pub(crate) fn end(&mut self, now: Time) {
-        if let Shows::Paused { since } = self.shows {
+        if let ViewerState::Paused { since } = self.shows {
             self.watched.paused_s += now.since(since).as_secs_f64();
         }
     }

@@ -24,7 +24,8 @@ struct DebPackage {
     package: &'static str,
     variant: Option<&'static str>,
     multiarch: Option<&'static str>,
-    /// Whether it holds programs or shared libraries, which need a C library of some version.
+    /// Whether the package holds programs or shared libraries, which need a C library of some
+    /// version.
     has_binaries: bool,
 }
 
@@ -126,6 +127,8 @@ fn pack(context: &DistContext, package: &DebPackage, staging: &Path) -> Result<(
     deb.current_dir(root());
     // The profile does not matter here: cargo-deb refuses some.
     deb.env("CARGO_TARGET_DIR", staging);
+    // It asks the first cargo of the path for that directory, which may be another one than this.
+    deb.env("PATH", context.tools.path_with_cargo());
     deb.env("SOURCE_DATE_EPOCH", context.epoch.to_string());
     call(&mut deb)?;
     let begin = format!("{}_{}_", package.name, context.deb_version);

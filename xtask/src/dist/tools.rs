@@ -108,6 +108,14 @@ impl Tools {
             .unwrap_or(others)
     }
 
+    /// The path with the folder of the cargo that runs this program in front, then the tools' folders.
+    pub fn path_with_cargo(&self) -> OsString {
+        let path = self.path();
+        let cargo = std::env::var_os("CARGO").map(PathBuf::from);
+        let folder = cargo.as_deref().and_then(Path::parent).map(Path::to_owned);
+        std::env::join_paths(folder.into_iter().chain(std::env::split_paths(&path))).unwrap_or(path)
+    }
+
     /// Finds a program on that path.
     pub fn find(&self, program: &str) -> Option<PathBuf> {
         let path = self.path();

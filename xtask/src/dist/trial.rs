@@ -28,13 +28,14 @@ pub fn run<'a>(context: &'a DistContext, suite: &str, archs: &[StaticArch], step
     });
     let Some(mut trial) = trial else { return };
     // What is installed once is used by the steps after it.
-    let installed: [(&str, TrialStep<'a>); 7] = [
+    let installed: [(&str, TrialStep<'a>); 8] = [
         ("install", DebianTrial::install),
         ("units", DebianTrial::units),
         (
             "a service and a first download",
             DebianTrial::first_download,
         ),
+        ("sockets that systemd holds", DebianTrial::sockets_held),
         ("the agent of a user", DebianTrial::agent),
         ("libd2tp for C", DebianTrial::c_library),
         ("upgrade during a download", DebianTrial::upgrade),

@@ -90,7 +90,7 @@ impl DebianTrial<'_> {
         call(&mut self.system_shell(enabled)?)?;
         fs::write(
             self.root.join("etc/default/cedos-prox"),
-            format!("CEDOS_PROX_OPTIONS=\"--allow-net {NETWORK}\"\n"),
+            format!("CEDOS_PROX_OPTIONS=\"--allow-net {NETWORK} --stream-listen 0.0.0.0:443\"\n"),
         )?;
         call(&mut self.system_shell("systemctl restart cedos-prox")?)?;
         let process = self.service()?;
@@ -118,7 +118,65 @@ impl DebianTrial<'_> {
             "other bytes: {}",
             String::from_utf8_lossy(&got)
         );
+        self.doctor()
+    }
+
+    /// `cedos doctor` of the device that joined finds nothing wrong, and the proxy over UDP and over TCP: the unit lets
+    /// the service have port 443.
+    fn doctor(&self) -> Result<()> {
+        // Its exit code says whether anything is wrong, and what it prints says what.
+        let mut doctor = self.shell_at(NetworkEnd::Device, "cedos doctor --json");
+        let said: serde_json::Value = serde_json::from_slice(&doctor.output()?.stdout)?;
+        for name in ["proxy over UDP", "proxy over TCP", "proxy key"] {
+            let is_good = said["checks"].as_array().is_some_and(|checks| {
+                checks
+                    .iter()
+                    .any(|check| check["name"] == name && check["status"] == "good")
+            });
+            ensure!(is_good, "{name} is not good: {said:#}");
+        }
         Ok(())
+    }
+
+    /// The unit of the sockets, put in place as its own comment says. A service that was stopped is started by what a
+    /// device sends. Afterwards the service has sockets of its own again.
+    pub fn sockets_held(&mut self) -> Result<()> {
+        let unit = self
+            .root
+            .join("usr/share/doc/cedos-prox/examples/cedos-prox.socket");
+        let text = fs::read_to_string(unit)?;
+        let lines: Vec<&str> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("#   "))
+            .collect();
+        let [copy, begin, end] = lines.as_slice() else {
+            anyhow::bail!(
+                "the unit of the sockets has other commands than to copy, begin and end: {lines:?}"
+            );
+        };
+        call(&mut self.system_shell(&format!("{copy} && {begin}"))?)?;
+        self.service()?;
+        let download = || {
+            call(&mut self.shell("rm -f /root/downloads/small"))?;
+            call(&mut self.get("small"))
+        };
+        download()?;
+        call(&mut self.system_shell("systemctl stop cedos-prox.service")?)?;
+        download()?;
+        self.service()?;
+        let ask = "systemctl show --property=SubState cedos-prox.socket";
+        let held = output(&mut self.system_shell(ask)?)?;
+        ensure!(
+            held == "SubState=running\n",
+            "systemd holds no sockets: {held}"
+        );
+        call(&mut self.system_shell(&format!(
+            "{end} && systemctl disable cedos-prox.socket && rm /etc/systemd/system/cedos-prox.socket && \
+             systemctl daemon-reload && systemctl start cedos-prox.service"
+        ))?)?;
+        self.service()?;
+        // The unit allows five starts a minute, and the upgrade follows.
+        call(&mut self.system_shell("systemctl reset-failed cedos-prox.service")?)
     }
 
     /// `cedos get` of a file of the origin, on the device, through the proxy that it joined.

@@ -11,9 +11,9 @@ use nix::unistd::Pid;
 
 /// How a command ended.
 pub struct BoundedOutcome {
-    /// Whether it ended by itself, and with success.
+    /// Whether the command ended by itself, and with success.
     pub succeeded: bool,
-    /// Whether it was ended because its time was over.
+    /// Whether the command was ended because its time was over.
     pub timed_out: bool,
     /// All that it wrote.
     pub output: String,

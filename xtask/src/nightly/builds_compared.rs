@@ -70,7 +70,7 @@ fn check_out(folder: &Path) -> Result<()> {
     Ok(std::fs::remove_file(archive)?)
 }
 
-/// What is built, and where cargo puts it.
+/// A program that is built twice, and where cargo puts it.
 struct BuiltProgram {
     package: &'static str,
     kind: &'static str,

@@ -13,7 +13,7 @@ use crate::repository::root;
 pub enum NightVerdict {
     /// All that was tried held.
     Held,
-    /// Something did not.
+    /// Something that was tried did not hold.
     Failed,
     /// Nothing was tried.
     Skipped,

@@ -15,7 +15,7 @@ use super::tokens::PathUse;
 pub struct Circle {
     /// `core/session (d2tp_session)`.
     pub target: String,
-    /// Its files, sorted.
+    /// The files of the circle, sorted.
     pub files: Vec<String>,
     /// The uses inside the circle: `a.rs:12 needs b.rs (crate::b::Thing)`, one for each pair of
     /// files.
@@ -105,13 +105,13 @@ fn files_of<'a>(modules: &'a [SourceModule], from: usize, path: &PathUse) -> Vec
 const DEPTH: usize = 8;
 
 #[derive(Clone, Copy, Debug)]
-enum Resolved {
+enum ResolvedPath {
     Module(usize),
     /// An item that this module defines.
     Item(usize),
 }
 
-impl Resolved {
+impl ResolvedPath {
     fn module(self) -> usize {
         match self {
             Self::Module(index) | Self::Item(index) => index,
@@ -125,22 +125,22 @@ fn resolve(
     from: usize,
     segments: &[String],
     depth: usize,
-) -> Option<Resolved> {
+) -> Option<ResolvedPath> {
     let (first, mut rest) = segments.split_first()?;
     let mut place = match first.as_str() {
-        "crate" => Resolved::Module(0),
-        "self" => Resolved::Module(from),
-        "super" => Resolved::Module(modules[from].parent?),
+        "crate" => ResolvedPath::Module(0),
+        "self" => ResolvedPath::Module(from),
+        "super" => ResolvedPath::Module(modules[from].parent?),
         name => member(modules, from, name, depth)?,
     };
-    while let (Resolved::Module(index), Some((name, after))) = (place, rest.split_first()) {
+    while let (ResolvedPath::Module(index), Some((name, after))) = (place, rest.split_first()) {
         place = if name == "super" {
-            Resolved::Module(modules[index].parent?)
+            ResolvedPath::Module(modules[index].parent?)
         } else if name == "self" {
-            Resolved::Module(index)
+            ResolvedPath::Module(index)
         } else {
             // A name that is not found (a macro defined it) is taken for the module's own.
-            member(modules, index, name, depth).unwrap_or(Resolved::Item(index))
+            member(modules, index, name, depth).unwrap_or(ResolvedPath::Item(index))
         };
         rest = after;
     }
@@ -148,13 +148,18 @@ fn resolve(
 }
 
 /// The meaning of `name` in a module: a child, an item, or an import.
-fn member(modules: &[SourceModule], index: usize, name: &str, depth: usize) -> Option<Resolved> {
+fn member(
+    modules: &[SourceModule],
+    index: usize,
+    name: &str,
+    depth: usize,
+) -> Option<ResolvedPath> {
     let module = &modules[index];
     if let Some(child) = module.children.get(name) {
-        return Some(Resolved::Module(*child));
+        return Some(ResolvedPath::Module(*child));
     }
     if module.items.contains(name) {
-        return Some(Resolved::Item(index));
+        return Some(ResolvedPath::Item(index));
     }
     let depth = depth.checked_sub(1)?;
     let imports = || module.paths.iter().filter(|path| !path.absolute);
@@ -166,7 +171,7 @@ fn member(modules: &[SourceModule], index: usize, name: &str, depth: usize) -> O
     for import in imports() {
         if import.imported_as.as_deref() == Some("*") {
             let segments = &import.segments[..import.segments.len() - 1];
-            if let Some(Resolved::Module(other)) = resolve(modules, index, segments, depth)
+            if let Some(ResolvedPath::Module(other)) = resolve(modules, index, segments, depth)
                 && other != index
                 && let Some(found) = member(modules, other, name, depth)
             {

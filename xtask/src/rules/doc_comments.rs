@@ -13,6 +13,7 @@
 //! | "The same …" | "The same, with links shared." |
 //! | a number or quantity of something unnamed | "One that has a name." "All of them." "None while it is crashed." |
 //! | a reference: see above, the above, … | "See above." "… up to this." |
+//! | a question about a pronoun | "Whether it failed." "How long they wait." |
 //! | one or two words that repeat the item's name | "The flow." on `flow: FlowId` |
 //!
 //! A possessive ("Its name.") passes: an editor shows the type of which a field is part. Other
@@ -73,6 +74,14 @@ const AFTER_ONE: &[&str] = &[
     "from", "in", "on", "at", "by", "after", "before", "is", "was", "has", "may", "more", "over",
 ];
 
+/// Words that begin a clause, as do the same words with one of [`DEGREES`].
+const CLAUSES: &[&str] = &["whether", "when", "where", "why", "how", "if"];
+
+/// Words between "how" or "since" and the subject of their clause.
+const DEGREES: &[&str] = &[
+    "when", "often", "long", "many", "much", "far", "late", "soon",
+];
+
 /// Words that must not follow "all of …", "two of …".
 const UNNAMED: &[&str] = &[
     "it", "them", "that", "those", "these", "this", "which", "whom",
@@ -82,7 +91,7 @@ const UNNAMED: &[&str] = &[
 #[derive(Debug, PartialEq, Eq)]
 struct DocComment {
     line: usize,
-    /// Its first paragraph.
+    /// The first paragraph of the comment.
     text: String,
     /// The name of the documented item; `None` for an inner comment of a module or crate.
     name: Option<String>,
@@ -143,6 +152,9 @@ fn stands_alone(comment: &DocComment) -> bool {
     if OPENINGS.iter().any(|opening| begins_with(opening)) {
         return false;
     }
+    if asks_about_pronoun(&words) {
+        return false;
+    }
     let second = words.get(1).map(String::as_str);
     if first == "one" && second.is_none_or(|second| AFTER_ONE.contains(&second)) {
         return false;
@@ -164,6 +176,18 @@ fn stands_alone(comment: &DocComment) -> bool {
         return false;
     }
     !repeats_name(&words, comment.name.as_deref())
+}
+
+/// Finds "Whether it failed.", "How long they wait.", "Since when it is used."
+fn asks_about_pronoun(words: &[String]) -> bool {
+    let word = |n: usize| words.get(n).map_or("", String::as_str);
+    let has_degree = ["how", "since"].contains(&word(0)) && DEGREES.contains(&word(1));
+    let subject = match has_degree {
+        true => word(2),
+        false if CLAUSES.contains(&word(0)) => word(1),
+        false => return false,
+    };
+    ["it", "they"].contains(&subject)
 }
 
 /// `R-ACK-1, R-ACK-2: The text.` without the names.
@@ -378,6 +402,11 @@ mod tests {
             "… up to this.",
             "... and no more.",
             "R-ACK-7: it goes on.",
+            "Whether it was played.",
+            "When they expire, in seconds since 1970.",
+            "How long it may wait.",
+            "How far they came.",
+            "Since when it is used.",
             "R-ACK-7, R-ACK-8: And the other.",
         ] {
             assert!(!alone(text, "x"), "{text}");
@@ -404,6 +433,8 @@ mod tests {
             "R-ACK-7: chooses the path of an ACK.",
             "Offset of the first byte.",
             "Some loss was the queue's.",
+            "How many devices it takes to fill the link.",
+            "When the item was played.",
         ] {
             assert!(alone(text, "x"), "{text}");
         }

@@ -36,7 +36,7 @@ pub struct DocumentedCommand {
     pub words: Vec<String>,
 }
 
-/// What is wrong with the commands of the repository's documents, one line each. Options of our own programs are looked
+/// The errors in commands of the repository's documents, one line each. Options of our own programs are looked
 /// up only if `help` is there.
 ///
 /// # Errors
@@ -171,7 +171,7 @@ fn is_placeholder(word: &str) -> bool {
     word.contains('…') || word.chars().any(|c| c.is_ascii_uppercase())
 }
 
-/// What is wrong with a command of cargo, if anything.
+/// The error in a command of cargo, if there is one.
 fn cargo_fault(sources: &Sources, command: &DocumentedCommand) -> Option<String> {
     let mut words = command.words[1..].iter().map(String::as_str);
     let mut verb = words.next()?;
@@ -252,6 +252,15 @@ fn test_names(sources: &Sources, target: &CrateTarget) -> Vec<String> {
         if let Some(file) = sources.files.get(&module.file) {
             let tests = tests_of(&file.text);
             names.extend(tests.iter().map(|test| format!("{}{test}", paths[index])));
+            // A program of tests that needs a main of its own names them as its functions.
+            if target.kind == TargetKind::Test && file.text.contains("\nfn main()") {
+                let functions = file
+                    .text
+                    .lines()
+                    .filter_map(|line| line.strip_prefix("fn "));
+                let named = functions.filter_map(|rest| rest.split_once('('));
+                names.extend(named.map(|(name, _)| name.to_owned()));
+            }
         }
     }
     names

@@ -8,7 +8,7 @@ use super::sources::{SourceFile, Sources};
 use super::tokens::TokenKind;
 
 /// Files that parse foreign data. A name that ends with a slash is a folder.
-const PARSERS: [&str; 13] = [
+const PARSERS: [&str; 15] = [
     "apps/readycast/src/feed.rs",
     "apps/readycast/src/feed/",
     "apps/readycast/src/opml.rs",
@@ -17,6 +17,8 @@ const PARSERS: [&str; 13] = [
     "apps/agent/src/stream/playlist.rs",
     "apps/agent/src/fetch/header.rs",
     "apps/agent/src/agent/api.rs",
+    "apps/agent/src/mirror/multistatus.rs",
+    "apps/agent/src/mirror/remote_tree.rs",
     "apps/agent/src/agent/podcasts/gpodder_messages.rs",
     "apps/agent/src/proxy/http_lengths.rs",
     "apps/prox/src/request.rs",

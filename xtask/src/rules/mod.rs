@@ -33,7 +33,7 @@ use serde_json::{Value, json};
 
 use circles::Circle;
 use program_help::ProgramHelp;
-use sleeps::Sleep;
+use sleeps::SleepCall;
 use sources::Sources;
 use units::UnitExposure;
 use unsafe_code::UnsafeCode;
@@ -85,7 +85,7 @@ struct RulesReport {
     type_names: Vec<String>,
     doc_comments: Vec<String>,
     doc_comments_read: usize,
-    sleeps: Vec<Sleep>,
+    sleeps: Vec<SleepCall>,
     unsafe_code: UnsafeCode,
     reaching_parsers: Vec<String>,
     missing_commands: Vec<String>,

@@ -44,7 +44,7 @@ impl ProgramHelp {
         })
     }
 
-    /// What is wrong with a command of one of our programs, if anything.
+    /// The error in a command of one of our programs, if there is one.
     ///
     /// # Errors
     /// The program could not be asked.

@@ -9,7 +9,7 @@ use super::sources::{SourceFile, Sources};
 
 /// A call of `sleep` in test code.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sleep {
+pub struct SleepCall {
     /// The location: `core/session/tests/exchange/slice.rs:12`.
     pub at: String,
     /// The stated reason; `None` if there is none.
@@ -26,7 +26,7 @@ const NAMES: &[&str] = &["sleep", "sleep_ms", "sleep_until"];
 const TEST_FOLDERS: &[&str] = &["lab/rig/"];
 
 /// All calls, sorted by place.
-pub fn check(sources: &Sources) -> Vec<Sleep> {
+pub fn check(sources: &Sources) -> Vec<SleepCall> {
     let files = sources.files.iter();
     files
         .flat_map(|(name, file)| {
@@ -36,9 +36,9 @@ pub fn check(sources: &Sources) -> Vec<Sleep> {
         .collect()
 }
 
-fn sleeps_of(name: &str, file: &SourceFile, whole: bool) -> Vec<Sleep> {
+fn sleeps_of(name: &str, file: &SourceFile, whole: bool) -> Vec<SleepCall> {
     let lines: Vec<&str> = file.text.lines().collect();
-    let mut found: Vec<Sleep> = Vec::new();
+    let mut found: Vec<SleepCall> = Vec::new();
     for (at, token) in file.tokens.iter().enumerate() {
         let is_call = token.ident().is_some_and(|name| NAMES.contains(&name))
             && file.tokens.get(at + 1).is_some_and(|next| next.opens('('))
@@ -55,7 +55,7 @@ fn sleeps_of(name: &str, file: &SourceFile, whole: bool) -> Vec<Sleep> {
                 .starts_with("//")
                 .then(|| reason(above))?
         };
-        found.push(Sleep {
+        found.push(SleepCall {
             at: format!("{name}:{}", token.line),
             reason: here.or_else(above),
         });

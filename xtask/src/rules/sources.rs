@@ -43,9 +43,9 @@ pub struct SourceFile {
 /// A package of the workspace.
 #[derive(Debug)]
 pub struct WorkspacePackage {
-    /// Its name in Cargo.toml.
+    /// The package's name in Cargo.toml.
     pub name: String,
-    /// Its folder from the top folder: `core/session`.
+    /// The package's folder from the top folder: `core/session`.
     pub folder: String,
     /// The dependencies of the package.
     pub dependencies: Vec<Dependency>,
@@ -95,7 +95,7 @@ pub struct CrateTarget {
     pub name: String,
     /// The kind of the target.
     pub kind: TargetKind,
-    /// Its modules; the first is the root.
+    /// The modules of the target; the first is the root.
     pub modules: Vec<SourceModule>,
 }
 
@@ -104,21 +104,21 @@ pub struct CrateTarget {
 pub struct SourceModule {
     /// The module that declares it; `None` for the root.
     pub parent: Option<usize>,
-    /// Its file, from the top folder.
+    /// The module's file, from the top folder.
     pub file: String,
-    /// Whether it is defined in its parent's file.
+    /// Whether the module is defined in its parent's file.
     pub inline: bool,
     /// Whether its children are in other files.
     pub has_file_children: bool,
-    /// Whether it is compiled only for tests.
+    /// Whether the module is compiled only for tests.
     pub test: bool,
-    /// Whether it is visible outside its parent.
+    /// Whether the module is visible outside its parent.
     pub public: bool,
     /// Modules it declares.
     pub children: BTreeMap<String, usize>,
     /// The names of its own items.
     pub items: BTreeSet<String>,
-    /// The types that it defines itself, without its children's.
+    /// The types that the module defines itself, without its children's.
     pub types: Vec<TypeDefinition>,
     /// The paths in its code and imports, without its children's and without test code.
     pub paths: Vec<PathUse>,
@@ -129,9 +129,9 @@ pub struct SourceModule {
 pub struct TypeDefinition {
     /// The name without its module.
     pub name: String,
-    /// Its line, from 1.
+    /// The line of the item, counted from 1.
     pub line: usize,
-    /// Whether it has a `pub` that reaches beyond its module.
+    /// Whether the type has a `pub` that reaches beyond its module.
     pub public: bool,
 }
 
@@ -445,7 +445,7 @@ fn path_attribute(attributes: &[syn::Attribute]) -> Option<String> {
     })
 }
 
-/// Whether it is visible beyond its module: any `pub` but `pub(self)`.
+/// Whether the item is visible beyond its module: any `pub` but `pub(self)`.
 fn is_public(visibility: &syn::Visibility) -> bool {
     match visibility {
         syn::Visibility::Public(_) => true,

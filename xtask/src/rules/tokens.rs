@@ -28,9 +28,9 @@ pub enum TokenKind {
 pub struct SourceToken {
     /// The kind and text of the token.
     pub kind: TokenKind,
-    /// Its line, from 1.
+    /// The line of the token, counted from 1.
     pub line: usize,
-    /// Whether it is compiled only for tests.
+    /// Whether the token is compiled only for tests.
     pub test: bool,
 }
 
@@ -43,12 +43,12 @@ impl SourceToken {
         }
     }
 
-    /// Whether it is this punctuation.
+    /// Whether the token is this punctuation.
     pub fn is_punct(&self, c: char) -> bool {
         self.kind == TokenKind::Punct(c)
     }
 
-    /// Whether it opens a group with this character.
+    /// Whether the token opens a group with this character.
     pub fn opens(&self, c: char) -> bool {
         self.kind == TokenKind::Open(c)
     }
@@ -220,9 +220,9 @@ fn demands_test(condition: TokenStream) -> bool {
 /// A path that code names, `a::b::c`, or that a `use` imports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathUse {
-    /// Its names; a glob ends in `*`.
+    /// The names of the path; a glob ends in `*`.
     pub segments: Vec<String>,
-    /// Whether it begins with `::`.
+    /// Whether the path begins with `::`.
     pub absolute: bool,
     /// The name that an import assigns; `None` for other uses.
     pub imported_as: Option<String>,
@@ -230,7 +230,7 @@ pub struct PathUse {
     pub reexport: bool,
     /// The line of its first name.
     pub line: usize,
-    /// Whether it is in test code.
+    /// Whether the path is in test code.
     pub test: bool,
 }
 

@@ -117,7 +117,7 @@ const STANDARD: &[&str] = &[
     "Write",
 ];
 
-/// One definition.
+/// The definition of a type.
 #[derive(Debug)]
 struct Definition {
     at: String,

@@ -22,7 +22,7 @@ const UNITS: [(&str, Option<&str>, u32); 3] = [
 pub struct UnitExposure {
     /// The unit: `cedos-agent.service with cedos-agent-hardened.conf`.
     pub unit: String,
-    /// Its exposure, in tenths.
+    /// The exposure of the unit, in tenths.
     pub tenths: u32,
     /// The most it may be.
     pub tenths_max: u32,

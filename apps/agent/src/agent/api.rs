@@ -166,7 +166,7 @@ pub struct TermsChange {
     /// The most bytes that metered links may carry, in all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_cell: Option<u64>,
-    /// Whether that limit is removed.
+    /// Whether the limit for metered data is removed.
     #[serde(default)]
     pub no_max_cell: bool,
     /// The new priority: 0 to 7, higher is more.

@@ -22,6 +22,7 @@ use super::transfer_task::TransferTask;
 use crate::fetch::jobs::{self, JobState};
 use crate::fetch::outcome::TransferFailure;
 use crate::fetch::upload_body::new_token;
+use crate::mirror::MirrorPlan;
 use crate::order::{Deadline, TransferOrder, TransferVerb};
 use crate::prepared_transfer::PreparedTransfer;
 
@@ -318,16 +319,29 @@ impl Agent {
         }
         // What makes no sense is said now, and nothing is taken.
         let prepared = PreparedTransfer::prepare(&order, order.job()?, false)?;
-        prepared.job.refuse_existing()?;
         refuse_past(order.deadline)?;
-        prepared.job.check_destination()?;
+        if order.mirror.is_some() {
+            MirrorPlan::of(&order)?;
+            if order.verb == TransferVerb::Get
+                && let Some(other) = self.other_mirror_into(&order)
+            {
+                let text = format!(
+                    "transfer {other} mirrors into this folder already; `cedos retry {other}` runs one that is \
+                     scheduled now, and `cedos cancel {other}` ends it"
+                );
+                return Err(TransferFailure::usage(text));
+            }
+        } else {
+            prepared.job.refuse_existing()?;
+            prepared.job.check_destination()?;
+        }
         if order.recurrence()?.is_some() && order.verb == TransferVerb::Get && order.file.is_none()
         {
             return Err(TransferFailure::usage(
                 "a download that recurs needs the name of its file",
             ));
         }
-        if order.verb == TransferVerb::Put && order.token.is_none() {
+        if order.verb == TransferVerb::Put && order.token.is_none() && order.mirror.is_none() {
             order.token = Some(new_token());
         }
         let kept = SavedTransfer::new(order, patient)?;

@@ -60,7 +60,7 @@ pub(super) async fn watch(hooks: Hooks, mut links: watch::Receiver<Arc<Vec<Link>
     }
 }
 
-/// Has the process at the other end of the pipe run a hook.
+/// Asks the process at the other end of the pipe to run a hook.
 fn request(mut runner: &File, is_free: bool) {
     let byte = if is_free { FREE } else { NOT_FREE };
     if let Err(error) = runner.write_all(&[byte]) {

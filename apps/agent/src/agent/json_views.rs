@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use d2tp_driver::{TriedHint, local_hints};
 use d2tp_links::{Connectivity, Link, LinkKind, NetworkInfo};
 use d2tp_sched::UdpObstacle;
 use serde_json::{Value, json};
@@ -47,11 +48,13 @@ impl Agent {
             "max_cell": order.max_cell,
             "priority": order.priority,
             "every": order.every,
+            "mirror": order.mirror,
             "mode": event["mode"],
             "bytes": event["bytes"],
             "length": event["length"],
             "metered_bytes": event["metered_bytes"],
-            "promise": promise,
+            // Each file of a folder is a client of the scheduler, so the folder is none.
+            "promise": promise.map_or_else(|| promise_of_files(task), |promise| json!(promise)),
             "vigil": is_under_way(task).then(|| lock(&self.wake_status).to_json()),
             "last": event,
         })
@@ -117,6 +120,14 @@ impl Agent {
     }
 }
 
+/// The promise for the files of a folder, of which the last progress tells.
+fn promise_of_files(task: &TransferTask) -> Value {
+    match task.saved.order.mirror.is_some() && is_under_way(task) {
+        true => task.event["promise"].clone(),
+        false => Value::Null,
+    }
+}
+
 /// Whether the machine is woken, or kept awake, for the transfer.
 fn is_under_way(task: &TransferTask) -> bool {
     task.running && matches!(task.state_name(), "waiting" | "running")
@@ -144,5 +155,18 @@ pub fn link_json(link: &Link, network: Option<&NetworkInfo>) -> Value {
         "connectivity": network.map(|network| network.connectivity),
         "portal": network.is_some_and(|network| network.connectivity == Connectivity::Portal),
         "addresses": link.addresses,
+        "proxy_hints": proxy_hints(link),
     })
+}
+
+/// What the network of a link says of where proxies are, as far as this process has asked, and whether it is true.
+fn proxy_hints(link: &Link) -> Vec<Value> {
+    let hint = |tried: TriedHint| {
+        json!({
+            "address": tried.hint.address,
+            "source": tried.hint.source.as_str(),
+            "holds_key": tried.is_true,
+        })
+    };
+    local_hints(link).into_iter().map(hint).collect()
 }

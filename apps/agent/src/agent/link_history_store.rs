@@ -17,7 +17,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use d2tp_sched::{LinkForecast, Location, NetworkRates, SavedHistory, UpPeriod};
+use d2tp_sched::{DeviceLocation, LinkForecast, NetworkRates, SavedHistory, UpPeriod};
 use d2tp_time::{Span, Time};
 use jiff::civil::Date;
 use jiff::{Timestamp, Zoned};
@@ -136,14 +136,14 @@ impl LinkHistoryStore {
         if let Some(place) = place {
             place.clone_into(&mut self.place);
         }
-        let spot = Location::named(&self.place);
+        let spot = DeviceLocation::named(&self.place);
         let at = Time::ZERO + Span::from(now.since_boot());
         let (day, second) = day_and_second(wall);
         let passed = self.seen_at.map(|before| now.since(before));
         let passed = passed.filter(|passed| *passed <= AWAKE);
         let passed_s = passed.map_or(0, |passed| passed.as_secs().max(1) as u32);
         self.seen_at = Some(now);
-        let radios = scheduler.radios();
+        let radios = scheduler.known_links();
         for radio in &radios {
             if self.forecasts.len() < SLOTS_MAX {
                 self.forecasts.entry(radio.slot.clone()).or_default();
@@ -306,9 +306,7 @@ fn day_and_second(wall: &Zoned) -> (u32, u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use d2tp_sched::{
-        ClientReport, LinkSurroundings, RadioStatus, SchedulerKind, TransferDirection,
-    };
+    use d2tp_sched::{ClientReport, KnownLink, LinkSurroundings, SchedulerKind, TransferDirection};
     use d2tp_sched::{CostPolicy, DeadlineFallback, FlowDemand, LinkCandidate, LinkClass};
     use std::sync::Arc;
 
@@ -322,9 +320,9 @@ mod tests {
         }
     }
 
-    /// What is around on the Wi-Fi of this name, or on none.
+    /// The surroundings of a device on the Wi-Fi of this name, or without Wi-Fi.
     fn around(ssid: Option<&str>) -> LinkSurroundings {
-        let radio = |_: &str| RadioStatus {
+        let radio = |_: &str| KnownLink {
             device: "wlan0".into(),
             slot: "Wi-Fi".into(),
             class: LinkClass::Free,
@@ -332,7 +330,7 @@ mod tests {
             rate: None,
         };
         LinkSurroundings {
-            radios: ssid.map(radio).into_iter().collect(),
+            links: ssid.map(radio).into_iter().collect(),
             networks: ssid
                 .map(|ssid| ("wlan0".to_owned(), format!("wifi:{ssid}")))
                 .into_iter()
@@ -462,7 +460,7 @@ mod tests {
         let again = SchedulerHandle::new(SchedulerKind::D2Sched);
         again.restore(lanes);
         let mut renamed = around(Some("home"));
-        renamed.radios[0].device = "wlp3s0".into();
+        renamed.links[0].device = "wlp3s0".into();
         renamed.networks = [("wlp3s0".to_owned(), "wifi:home".to_owned())].into();
         renamed.slots = [("wlp3s0".to_owned(), "Wi-Fi".to_owned())].into();
         again.observe(&renamed);

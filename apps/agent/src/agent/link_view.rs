@@ -324,6 +324,7 @@ mod tests {
             up: true,
             carrier: true,
             mtu_bytes: 1_500,
+            dhcp_proxy: None,
             addresses: Vec::new(),
             routes: Vec::new(),
         }

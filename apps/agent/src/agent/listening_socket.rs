@@ -16,7 +16,7 @@ use tokio::net::UnixListener;
 
 /// The agent's socket, which only one agent of a user may have.
 pub(super) struct ListeningSocket {
-    /// The socket.
+    /// The bound Unix socket.
     pub(super) listener: UnixListener,
     /// The path that clients connect to.
     pub(super) path: PathBuf,

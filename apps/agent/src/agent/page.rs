@@ -199,7 +199,7 @@ impl OpenPage {
     }
 }
 
-/// What is behind the token.
+/// The routes of the page that a request without the token does not reach.
 fn routes(context: PageContext) -> Router {
     Router::new()
         .merge(transfers::routes())

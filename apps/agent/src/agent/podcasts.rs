@@ -21,6 +21,8 @@ mod copy_body;
 pub(super) mod directory_search;
 mod downloads;
 pub(super) mod episode_copy;
+mod episode_documents;
+mod episode_folder;
 mod feed_fetch;
 mod gpodder_messages;
 mod index_files;
@@ -30,6 +32,7 @@ mod refreshes;
 pub(super) mod requests;
 pub(super) mod service;
 mod sync;
+mod transcript_fetch;
 mod transfer_record;
 
 use std::collections::BTreeSet;
@@ -45,6 +48,7 @@ use tokio::time::Instant;
 use url::Url;
 
 use self::apps::open_port::AppPort;
+pub(super) use self::downloads::DISK_ANSWERS_WITHIN;
 use self::refresh_queue::RefreshQueue;
 use self::service::{PodcastService, REFRESHES_MAX};
 use super::state::{Agent, lock};
@@ -122,9 +126,6 @@ impl PodcastService {
             while service.library.get().is_none() {
                 service.wake.notified().await;
             }
-        }
-        if let Err(failure) = agent.note_missing_files().await {
-            tracing::warn!(error = failure.text, "files of episodes are not looked for");
         }
         let mut events = agent.events.subscribe();
         let mut links = agent.link_view.links();
@@ -227,6 +228,7 @@ impl Agent {
             }
             PlanScope::All => {
                 turns.planned_at = Instant::now();
+                self.look_for_missing_files();
                 {
                     let _planning = service.planning.lock().await;
                     self.follow_downloads().await?;

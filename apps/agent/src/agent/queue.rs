@@ -145,7 +145,7 @@ impl SavedTransfer {
 /// A transfer of the queue.
 #[derive(Debug)]
 pub struct QueuedTransfer {
-    /// Its number.
+    /// The transfer's number.
     pub id: u64,
     /// The request as `ls` shows it.
     pub request: JobRequest,

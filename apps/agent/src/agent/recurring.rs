@@ -34,7 +34,7 @@ use crate::terms::DueTime;
 const LOOK_EVERY: Duration = Duration::from_secs(5); // as often as slowly changing state is saved
 
 impl SavedTransfer {
-    /// What is to be done now for a transfer that recurs.
+    /// The step that a recurring transfer needs now.
     fn step(&self) -> Option<RecurrenceStep> {
         let (time, lead) = self.order.recurrence().ok().flatten()?;
         let now = Zoned::now().with_time_zone(TimeZone::system());
@@ -190,7 +190,8 @@ impl Agent {
         let is_sent = {
             let mut tasks = lock(&self.tasks);
             let task = tasks.get_mut(&id).filter(|task| task.recurs())?;
-            if task.saved.order.verb != TransferVerb::Put {
+            // A folder says nothing of its files.
+            if task.saved.order.verb != TransferVerb::Put || task.saved.order.mirror.is_some() {
                 return None;
             }
             task.sent = task.saved.order.file.as_deref().and_then(FileStamp::of);

@@ -25,13 +25,13 @@ pub struct KnownFile {
 /// How a run of a recurring transfer ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecurringRunEnd {
-    /// When it ended.
+    /// When the run ended.
     pub ended: String,
     /// `done`, `unchanged` or `failed`.
     pub outcome: String,
     /// Whether its deadline had passed.
     pub late: bool,
-    /// Why it failed.
+    /// Why the run failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
 }
@@ -39,7 +39,7 @@ pub struct RecurringRunEnd {
 /// What the queue stores of a recurring transfer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedRecurrence {
-    /// How far it came.
+    /// How far the run came.
     pub progress: RecurrenceProgress,
     /// The file as the last complete run left it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use d2tp_driver::SchedulerHandle;
 use d2tp_links::LinkKind;
-use d2tp_sched::{LinkSurroundings, RadioStatus};
+use d2tp_sched::{KnownLink, LinkSurroundings};
+use d2tp_session::DrwaLambda;
 use serde_json::Value;
 use tokio::sync::{broadcast, watch};
 
@@ -21,6 +22,7 @@ use super::transfer_task::TransferTask;
 use super::wake_status::WakeStatus;
 use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::rate_limiter::RateLimiters;
+use crate::prepared_transfer::SessionTuning;
 
 /// Sends events to subscribers: a transfer's id, and the event.
 pub(super) type AgentEventSender = broadcast::Sender<(u64, Value)>;
@@ -39,12 +41,14 @@ pub(super) struct Agent {
     pub(super) regret_meter: Mutex<RegretMeter>,
     pub(super) wake_status: Mutex<WakeStatus>,
     pub(super) notifier: DesktopNotifier,
-    /// Held by the stream that scans for access points, on behalf of all.
+    /// The lock held by the stream that scans for access points, on behalf of all.
     pub(super) scan_lock: tokio::sync::Mutex<()>,
     /// Bytes that metered links may still carry.
     pub(super) left: watch::Sender<Option<u64>>,
     /// The limits on the rates of downloads.
     pub(super) rate_limiters: RateLimiters,
+    /// The factor of DRWA on the paths of transfers, if it is on.
+    pub(super) path_drwa: Option<DrwaLambda>,
     pub(super) is_ending: AtomicBool,
     /// Connections to the agent's socket that are open.
     pub(super) open_connections: AtomicUsize,
@@ -59,6 +63,14 @@ pub(super) fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Agent {
+    /// How the sessions of transfers are to send.
+    pub(super) fn tuning(&self) -> SessionTuning {
+        SessionTuning {
+            path_drwa: self.path_drwa,
+            ..SessionTuning::default()
+        }
+    }
+
     /// Whether transfers must save their state because the agent ends.
     pub(super) fn is_ending(&self) -> bool {
         self.is_ending.load(Ordering::Relaxed)
@@ -73,7 +85,7 @@ impl Agent {
         let usable = links
             .iter()
             .filter(|link| seen && link.kind != LinkKind::Loopback && link.is_usable());
-        let radio = |link: &d2tp_links::Link| RadioStatus {
+        let known = |link: &d2tp_links::Link| KnownLink {
             device: link.name.clone(),
             slot: slots.get(&link.name).unwrap_or(&link.name).clone(),
             class: link.class.class.into(),
@@ -83,7 +95,7 @@ impl Agent {
         let devices = links.iter().map(|link| &link.name);
         let capped = devices.filter(|device| spent.contains_key(&around.name(device)));
         LinkSurroundings {
-            radios: usable.map(radio).collect(),
+            links: usable.map(known).collect(),
             networks: around.names.clone(),
             capped: capped.cloned().collect(),
             slots,

@@ -32,7 +32,7 @@ use crate::fetch::pending_rename::PendingRename;
 use crate::fetch::report::{TransferEvent, TransferObserver, TransferReport};
 use crate::fetch::transfer::TransferContext;
 use crate::order::TransferVerb;
-use crate::prepared_transfer::{PreparedTransfer, SessionTuning, TransportPurpose};
+use crate::prepared_transfer::{PreparedTransfer, TransportPurpose};
 use crate::terms::TransferTerms;
 use d2tp_sched::CostPolicy;
 use d2tp_sched::TransferDirection;
@@ -49,6 +49,8 @@ fn may_pass(report: &TransferReport) -> bool {
         Some(
             TransferReason::OriginWait
                 | TransferReason::ProxyUnreachable
+                // The operator may admit the device meanwhile.
+                | TransferReason::ProxyRefused
                 | TransferReason::NetworkBlocked
                 | TransferReason::PathTooSlow
         )
@@ -69,7 +71,7 @@ impl TransferObserver for AgentObserver {
 
 impl Agent {
     /// Handles an event of a transfer.
-    fn hear(&self, id: u64, event: &TransferEvent) {
+    pub(super) fn hear(&self, id: u64, event: &TransferEvent) {
         let links = self.link_view.links().borrow().clone();
         let mut tasks = lock(&self.tasks);
         let Some(task) = tasks.get_mut(&id) else {
@@ -174,6 +176,13 @@ impl Agent {
         event
     }
 
+    /// Sends an event that says nothing of the transfer's state to those who follow it.
+    pub(super) fn tell_followers(&self, id: u64, event: Value) {
+        if let Some(task) = lock(&self.tasks).get(&id) {
+            Agent::tell(&self.events, id, task, event);
+        }
+    }
+
     /// Sends an event of the agent's own.
     pub(super) fn send_event(&self, id: u64, event: Value) {
         if let Some(task) = lock(&self.tasks).get_mut(&id) {
@@ -251,6 +260,10 @@ impl Agent {
                 task.held_version(),
             )
         };
+        if order.mirror.is_some() {
+            self.mirror(id, &order, orders, stopped).await?;
+            return self.last_report(id);
+        }
         let landing = queue::pending_rename_path(id);
         if let Some(landed) = landing.as_deref().and_then(PendingRename::read_completed) {
             if let Some(note) = &landed.note {
@@ -269,7 +282,7 @@ impl Agent {
             .await?;
         let links = self.link_view.links();
         let transport = prepared
-            .open_transport(&links, &SessionTuning::default(), TransportPurpose::Carry)
+            .open_transport(&links, &self.tuning(), TransportPurpose::Carry)
             .await;
         let setting = TransferContext {
             links,
@@ -279,6 +292,7 @@ impl Agent {
             id,
             pending_rename: landing,
             rate_limiter: self.rate_limiters.limiter_of(&order),
+            following: None,
         };
         let mut observer = AgentObserver {
             agent: self.clone(),
@@ -287,6 +301,11 @@ impl Agent {
         transport
             .run(&prepared.job, upload_body, setting, &mut observer)
             .await;
+        self.last_report(id)
+    }
+
+    /// Takes the report with which a run ended.
+    fn last_report(&self, id: u64) -> Result<TransferReport, TransferFailure> {
         let mut tasks = lock(&self.tasks);
         let last = tasks.get_mut(&id).and_then(|task| task.last.take());
         last.ok_or_else(|| TransferFailure::error("it ended without a message"))

@@ -31,7 +31,7 @@ struct StoredCookie {
     with_subdomains: bool,
     path: String,
     secure: bool,
-    /// When it expires, in seconds since 1970; 0 is never.
+    /// When the cookie expires, in seconds since 1970; 0 is never.
     expires_s: i64,
     pair: String,
 }

@@ -174,7 +174,7 @@ fn describe_span(span: Duration) -> String {
 mod tests {
     use super::*;
 
-    /// A Saturday.
+    /// Noon of a Saturday.
     fn noon() -> Zoned {
         "2030-06-01T12:00:00[Asia/Seoul]"
             .parse()

@@ -32,7 +32,7 @@ pub enum FetchFault {
     Path(String),
     /// The origin failed, or asks to wait.
     Origin {
-        /// What happened.
+        /// The fault in words, for people.
         text: String,
         /// The wait that the origin asked for.
         retry_after: Option<Duration>,

@@ -10,8 +10,8 @@ use http::header::{
     ACCEPT_ENCODING, ALT_SVC, AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE,
     CONTENT_TYPE, COOKIE, HOST, IF_RANGE, LOCATION, RANGE, RETRY_AFTER, USER_AGENT,
 };
-use http::{HeaderMap, Method, Request, StatusCode};
-use http_body_util::{BodyExt, Empty};
+use http::{HeaderMap, Request, StatusCode};
+use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use jiff::Timestamp;
@@ -28,6 +28,7 @@ use super::header::HeaderField;
 use super::object_version::ObjectVersion;
 use super::outcome::{TransferExit, TransferFailure, TransferReason};
 use super::proxy_status;
+use super::request_method::RequestMethod;
 use super::stream_ports;
 use super::validator::Validator;
 
@@ -46,7 +47,7 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(600);
 /// The name of this program in requests.
 pub(crate) const AGENT: &str = concat!("cedos/", env!("CARGO_PKG_VERSION"));
 
-/// A GET request for an object or a range of it.
+/// A request for an object or a range of it, or about a folder of a WebDAV server.
 #[derive(Debug, Clone)]
 pub struct GetRequest {
     /// The URL of the object.
@@ -65,8 +66,8 @@ pub struct GetRequest {
     pub fields: Arc<[HeaderField]>,
     /// The user's cookies, which go where their file says.
     pub cookies: Option<Arc<CookieFile>>,
-    /// Whether only the head is requested.
-    pub head_only: bool,
+    /// The method of the request.
+    pub method: RequestMethod,
 }
 
 /// The part of the object that an answer carries.
@@ -76,9 +77,9 @@ pub enum ContentPart {
     Whole(Option<u64>),
     /// A range of the object, with the object's length if known.
     Range {
-        /// First byte.
+        /// The first byte of the range.
         from: u64,
-        /// Last byte.
+        /// The last byte of the range.
         to: u64,
         /// Length of the whole object.
         total: Option<u64>,
@@ -228,6 +229,13 @@ pub async fn exchange(
         }
         if head.status.is_redirection() && head.headers.contains_key(LOCATION) {
             connection.abort();
+            if !ask.method.follows_redirects() {
+                let text = format!(
+                    "{} redirects to another place, where nothing is changed; name that place instead",
+                    host(&url)
+                );
+                return Err(FetchFault::Final(TransferFailure::error(text)));
+            }
             url = redirected(&url, &head.headers, ask.allow_downgrade)?;
             continue;
         }
@@ -250,7 +258,9 @@ pub async fn exchange(
             version: ObjectVersion::from_headers(&head.headers, &url),
             encoding: text(CONTENT_ENCODING).filter(|e| !e.eq_ignore_ascii_case("identity")),
             name: filename::from_headers(&head.headers),
-            is_page: text(CONTENT_TYPE).is_some_and(|kind| is_page(&kind)),
+            // What says that something was changed is for people.
+            is_page: ask.method.is_of_objects()
+                && text(CONTENT_TYPE).is_some_and(|kind| is_page(&kind)),
             media_type: text(CONTENT_TYPE),
             body: FetchBody::Http(body, connection),
         });
@@ -282,7 +292,7 @@ fn request<'a>(
     url: &Url,
     credentials: Option<&str>,
     fields: impl Iterator<Item = &'a HeaderField>,
-) -> Result<Request<Empty<Bytes>>, FetchFault> {
+) -> Result<Request<Full<Bytes>>, FetchFault> {
     let mut plain = url.clone();
     plain.set_fragment(None);
     let _ = plain.set_username("");
@@ -292,13 +302,8 @@ fn request<'a>(
     } else {
         plain[url::Position::BeforePath..].to_owned()
     };
-    let method = if ask.head_only {
-        Method::HEAD
-    } else {
-        Method::GET
-    };
     let mut request = Request::builder()
-        .method(method)
+        .method(ask.method.in_http())
         .uri(target)
         .header(HOST, host(url))
         .header(USER_AGENT, AGENT)
@@ -325,7 +330,11 @@ fn request<'a>(
     if let Some(credentials) = credentials {
         request = request.header(AUTHORIZATION, credentials);
     }
-    let mut request = request.body(Empty::new()).map_err(|e| {
+    let body = ask.method.body();
+    if !body.is_empty() {
+        request = request.header(CONTENT_TYPE, "application/xml");
+    }
+    let mut request = request.body(Full::new(body.into())).map_err(|e| {
         FetchFault::Final(TransferFailure::error(format!("cannot request {url}: {e}")))
     })?;
     // The user's word wins over ours, and a name given twice is sent twice.
@@ -403,6 +412,9 @@ fn part(
 ) -> Result<ContentPart, FetchFault> {
     let text = |name| headers.get(name).and_then(|v| v.to_str().ok());
     let host = url.host_str().unwrap_or_default();
+    if !ask.method.is_of_objects() {
+        return folder_part(status, headers, ask, url);
+    }
     match status {
         StatusCode::OK => Ok(ContentPart::Whole(
             text(CONTENT_LENGTH).and_then(|v| v.parse().ok()),
@@ -427,7 +439,7 @@ fn part(
         }
         // Some origins answer no HEAD and would answer GET.
         StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED | StatusCode::FORBIDDEN
-            if ask.head_only =>
+            if ask.method == RequestMethod::Head =>
         {
             Err(patience(status, None, host))
         }
@@ -440,17 +452,7 @@ fn part(
         ))),
         _ if status.is_server_error() => Err(patience(status, text(RETRY_AFTER), host)),
         StatusCode::UNAUTHORIZED | StatusCode::PROXY_AUTHENTICATION_REQUIRED => {
-            Err(FetchFault::Final(TransferFailure::of(
-                TransferExit::Error,
-                TransferReason::AuthRequired,
-                match were_given(ask, url) {
-                    true => format!("{host} refused the credentials ({status})"),
-                    false => format!(
-                        "{host} requires credentials ({status}); give --user NAME, which asks for \
-                         the password, or --netrc"
-                    ),
-                },
-            )))
+            Err(FetchFault::Final(auth_required(status, ask, url)))
         }
         // A URL that worked before is not wrong but over: signed links run out.
         StatusCode::FORBIDDEN | StatusCode::GONE | StatusCode::NOT_FOUND if ask.from > 0 => {
@@ -468,6 +470,53 @@ fn part(
             url.path()
         )))),
     }
+}
+
+/// The body of an answer about a folder, or why nothing was listed or changed.
+fn folder_part(
+    status: StatusCode,
+    headers: &HeaderMap,
+    ask: &GetRequest,
+    url: &Url,
+) -> Result<ContentPart, FetchFault> {
+    let text = |name| headers.get(name).and_then(|v| v.to_str().ok());
+    let host = url.host_str().unwrap_or_default();
+    match status {
+        _ if ask.method.is_fulfilled_by(status) => Ok(ContentPart::Whole(
+            text(CONTENT_LENGTH).and_then(|v| v.parse().ok()),
+        )),
+        StatusCode::REQUEST_TIMEOUT
+        | StatusCode::TOO_MANY_REQUESTS
+        | StatusCode::BAD_GATEWAY
+        | StatusCode::SERVICE_UNAVAILABLE
+        | StatusCode::GATEWAY_TIMEOUT => Err(patience(status, text(RETRY_AFTER), host)),
+        StatusCode::NETWORK_AUTHENTICATION_REQUIRED => Err(FetchFault::CaptivePortal(format!(
+            "the network requires a sign-in ({status})"
+        ))),
+        StatusCode::UNAUTHORIZED | StatusCode::PROXY_AUTHENTICATION_REQUIRED => {
+            Err(FetchFault::Final(auth_required(status, ask, url)))
+        }
+        // A server that does not know the method answers it with anything.
+        _ => Err(FetchFault::Final(TransferFailure::error(format!(
+            "{host} answers {status} to {} {}",
+            ask.method.in_http(),
+            url.path()
+        )))),
+    }
+}
+
+fn auth_required(status: StatusCode, ask: &GetRequest, url: &Url) -> TransferFailure {
+    let host = url.host_str().unwrap_or_default();
+    TransferFailure::of(
+        TransferExit::Error,
+        TransferReason::AuthRequired,
+        match were_given(ask, url) {
+            true => format!("{host} refused the credentials ({status})"),
+            false => format!(
+                "{host} requires credentials ({status}); give --user NAME, which asks for the password, or --netrc"
+            ),
+        },
+    )
 }
 
 /// Whether the request to `url` carried the user's credentials.
@@ -533,7 +582,7 @@ fn broken(error: &hyper::Error) -> FetchFault {
     if error.is_parse() || error.is_parse_status() {
         // Asked again it would say the same; another link may lead to another host.
         return FetchFault::UntrustedPeer(format!(
-            "what answers does not speak HTTP/1.1: {error}{cause}"
+            "the server did not answer in valid HTTP: {error}{cause}"
         ));
     }
     FetchFault::Path(format!("the connection broke: {error}{cause}"))

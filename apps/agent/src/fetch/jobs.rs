@@ -32,6 +32,7 @@ use serde_json::{Value, json};
 use std::ffi::OsString;
 
 use super::outcome::TransferExit;
+pub(crate) use super::state_directory::replace;
 pub use super::state_directory::state_directory;
 use crate::order::TransferVerb;
 
@@ -445,18 +446,6 @@ pub(crate) fn remove_old(root: &Path) {
     for job in &ended[..surplus] {
         let _ = std::fs::remove_dir_all(root.join(job.id.to_string()));
     }
-}
-
-pub(crate) fn replace(path: &Path, what: &impl Serialize) -> io::Result<()> {
-    let fresh = path.with_extension("new");
-    let mut file = OpenOptions::new()
-        .create(true)
-        .write(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&fresh)?;
-    file.write_all(&serde_json::to_vec(what)?)?;
-    std::fs::rename(&fresh, path)
 }
 
 /// The command line that was handed over to this process, if it is a background download.

@@ -50,6 +50,7 @@ pub mod proxy;
 mod proxy_status;
 pub mod rate_limiter;
 pub mod report;
+pub mod request_method;
 pub mod secret_file;
 pub mod session_refusal;
 pub mod sink;

@@ -26,6 +26,7 @@ use super::dial::{ByteStream, Dial, EgressLink, FetchFault};
 use super::exchange::{GetRequest, exchange};
 use super::mode::FetchMode;
 use super::outcome::TransferFailure;
+use super::request_method::RequestMethod;
 use super::session_refusal::{host_and_port, session_refusal};
 
 /// How long an origin may take to answer a handshake.
@@ -155,7 +156,7 @@ impl D2tpOrigin {
             cookies: None,
             allow_downgrade: false,
             fields: [].into(),
-            head_only: true,
+            method: RequestMethod::Head,
         };
         let any_link = EgressLink {
             device: None,

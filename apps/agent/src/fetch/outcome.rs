@@ -90,6 +90,8 @@ pub enum TransferReason {
     Portal,
     /// The proxy does not answer, or has another key than its address says.
     ProxyUnreachable,
+    /// The proxy or server answers, and accepts no session of this device.
+    ProxyRefused,
     /// The proxy's host answers neither over UDP nor over TCP.
     NetworkBlocked,
 }
@@ -127,6 +129,7 @@ impl TransferReason {
             TransferReason::SavesEnergy => "it saves energy until Wi-Fi is up",
             TransferReason::Portal => "the network requires a sign-in",
             TransferReason::ProxyUnreachable => "the proxy does not answer",
+            TransferReason::ProxyRefused => "the proxy refuses this device",
             TransferReason::NetworkBlocked => "the network blocks the proxy, or its host is off",
             TransferReason::UserPaused => return None,
         })

@@ -40,7 +40,7 @@ pub struct PartialNote {
     pub length: Option<u64>,
     /// Bytes of the part that are synced to disk.
     pub durable_bytes: u64,
-    /// The digest of those bytes in hex, if it was known when the note was written.
+    /// The digest of the stored bytes in hex, if it was known when the note was written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
     /// The flow at the proxy that carries the rest.
@@ -222,7 +222,7 @@ impl PartialFile {
         Ok((partial, note))
     }
 
-    /// Appends bytes.
+    /// Appends bytes to the partial file.
     pub fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.file.write_all(bytes)
     }

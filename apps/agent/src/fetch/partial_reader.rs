@@ -27,7 +27,7 @@ const DIGEST_PIECE_BYTES: u64 = 256 * 1024; // a guess
 pub enum PartialState {
     /// The first bytes are durable.
     Growing {
-        /// How many.
+        /// The number of bytes that are on the disk.
         durable_bytes: u64,
     },
     /// The file is whole.

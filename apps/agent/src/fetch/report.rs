@@ -2,6 +2,7 @@
 
 mod batch;
 mod digest_progress;
+mod mirror_counts;
 mod observers;
 mod progress_line;
 
@@ -19,6 +20,7 @@ use crate::terms::TransferTerms;
 
 pub use batch::{BatchObserver, BatchOutput, BatchReporter, BatchSummary};
 pub use digest_progress::DigestProgress;
+pub use mirror_counts::{MirrorCounts, done_to_files};
 pub use observers::{BarObserver, JsonObserver, LineObserver, ObserverPair};
 
 pub use cedos_terminal::{print_stderr, print_stdout};
@@ -178,11 +180,11 @@ pub struct TransferReport {
     pub file: String,
     /// Bytes of the object received, in this run or earlier ones.
     pub bytes: u64,
-    /// The digest of those bytes, in hex.
+    /// The digest of the object's bytes, in hex.
     pub sha256: String,
     /// Payload bytes received in this run, by link; their sum is what the networks carried.
     pub bytes_by_link: BTreeMap<String, u64>,
-    /// The part of those bytes that metered links carried.
+    /// The payload bytes that metered links carried.
     #[serde(default)]
     pub metered_bytes: u64,
     /// Bytes of the object that earlier runs left.
@@ -217,6 +219,9 @@ pub struct TransferReport {
     pub text: Option<String>,
     /// Bytes from which a later run can continue.
     pub resumable_bytes: u64,
+    /// Whether a later run starts from zero because the server cannot resume.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub starts_over: bool,
     /// What a proxy would have improved in this run.
     pub proxy_would_add: Option<String>,
     /// The status of the origin's answer to an upload.
@@ -231,6 +236,9 @@ pub struct TransferReport {
     /// The version of the object as the origin names it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<ObjectVersion>,
+    /// How the files ended, if a folder was mirrored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mirror: Option<MirrorCounts>,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
@@ -273,11 +281,13 @@ impl TransferReport {
             reason: failure.reason,
             text: Some(failure.text.clone()),
             resumable_bytes: 0,
+            starts_over: false,
             proxy_would_add: None,
             status: None,
             answer: None,
             unchanged: false,
             version: None,
+            mirror: None,
         }
     }
 }

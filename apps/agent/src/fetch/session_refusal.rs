@@ -33,7 +33,7 @@ pub fn session_refusal(
         ),
         _ => return None,
     };
-    let (exit, reason) = (TransferExit::Error, TransferReason::ProxyUnreachable);
+    let (exit, reason) = (TransferExit::Error, TransferReason::ProxyRefused);
     Some(TransferFailure::of(exit, reason, text))
 }
 
@@ -52,6 +52,8 @@ mod tests {
                 .contains("the proxy p:4433 does not let this device in")
         );
         assert!(failure.text.ends_with(&format!("--allow-client {key}")));
+        // Who answers is not called silent, in no list.
+        assert_eq!(failure.reason, Some(TransferReason::ProxyRefused));
         let lost = SessionEnd::Refused(ReasonCode::LimitReached);
         for end in [SessionEnd::Local, lost] {
             assert!(session_refusal(&end, "the proxy", &key).is_none(), "{end}");

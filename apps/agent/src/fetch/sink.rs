@@ -121,7 +121,7 @@ impl DownloadSink {
         &self.tail
     }
 
-    /// Appends bytes.
+    /// Appends bytes to the destination.
     pub fn append(&mut self, bytes: &[u8]) -> Result<(), TransferFailure> {
         let written = match &mut self.place {
             SinkTarget::File { partial, .. } => partial.append(bytes),
@@ -267,7 +267,7 @@ impl DownloadSink {
         }
     }
 
-    /// Has everything held synced and noted now.
+    /// Syncs everything that was received, and notes it.
     ///
     /// # Errors
     /// A failed sync: the disk can no longer be believed.

@@ -1,8 +1,12 @@
 //! The directory for the state of this user's transfers that outlives their processes.
 
-use std::path::PathBuf;
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use serde::Serialize;
 
 use crate::settings::UserSettings;
 
@@ -25,4 +29,17 @@ pub fn state_directory() -> anyhow::Result<PathBuf> {
         .or_else(|| Some(absolute("HOME")?.join(".local/state")))
         .map(|state| state.join("cedos"))
         .context("no place for the state of downloads: set XDG_STATE_HOME or HOME")
+}
+
+/// Replaces a file of the state by a value in JSON. Only its owner can read it.
+pub(crate) fn replace(path: &Path, what: &impl Serialize) -> io::Result<()> {
+    let fresh = path.with_extension("new");
+    let mut file = OpenOptions::new()
+        .create(true)
+        .write(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&fresh)?;
+    file.write_all(&serde_json::to_vec(what)?)?;
+    std::fs::rename(&fresh, path)
 }

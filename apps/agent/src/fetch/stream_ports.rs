@@ -23,7 +23,7 @@ const REMEMBERED_MAX: usize = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct StreamPortEntry {
     port: u16,
-    /// When it was told, in seconds since 1970.
+    /// When the proxy announced the port, in seconds since 1970.
     told_s: i64,
 }
 

@@ -15,6 +15,7 @@ mod control;
 mod direct;
 mod download;
 mod dry_run;
+mod following_bytes;
 mod job;
 mod link_usage;
 mod progress;
@@ -46,6 +47,7 @@ use upload::Upload;
 
 pub(crate) use control::may_cost;
 pub use dry_run::{DryRunForecast, DryRunLink, DryRunPlan, plan_direct, plan_proxied};
+pub use following_bytes::FollowingBytes;
 pub use job::{Destination, TransferContext, TransferJob, redact_url};
 
 /// Runs a download directly from its origin, and reports it.

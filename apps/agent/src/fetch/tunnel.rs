@@ -18,7 +18,7 @@ use super::tls::OriginTls;
 /// The most bytes of a proxy's answer to CONNECT; ours take 200.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 
-/// The most header fields of that answer.
+/// The maximum number of header fields in the answer to CONNECT.
 const FIELDS_MAX: usize = 64;
 
 /// The most bytes of an explanation that are read.

@@ -88,10 +88,11 @@ impl UploadBody {
         let mut file = File::open(path).map_err(refuse)?;
         let about = file.metadata().map_err(refuse)?;
         if !about.is_file() {
-            let text = format!(
-                "{} is a directory or a device; give a regular file",
-                path.display()
-            );
+            let what = match about.is_dir() {
+                true => "a directory; send one file, such as an archive of it (tar, zip)",
+                false => "neither a file nor a directory; give a regular file",
+            };
+            let text = format!("{} is {what}", path.display());
             return Err(TransferFailure::error(text));
         }
         let (mut digest, mut length) = (Sha256::new(), 0);

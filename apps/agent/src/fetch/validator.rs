@@ -33,7 +33,7 @@ impl Validator {
         (age >= DATE_MARGIN_S).then(|| Validator::Modified(modified.to_owned()))
     }
 
-    /// Its form in an `If-Range` header.
+    /// The validator as an `If-Range` header has it.
     pub fn as_str(&self) -> &str {
         match self {
             Validator::Etag(text) | Validator::Modified(text) => text,

@@ -10,6 +10,7 @@
 use d2tp_sched::{CostPolicy, DeadlineFallback, FlowDemand};
 use jiff::Zoned;
 
+use super::traffic_rule::TrafficRule;
 use crate::fetch::deadline_text::parse_deadline;
 use crate::terms::DueTime;
 
@@ -22,6 +23,9 @@ pub struct ConnOptions {
     pub policy: CostPolicy,
     /// What to do when free links are too slow for the deadline.
     pub if_late: DeadlineFallback,
+    /// The number of the rule that the connection is under, if there are rules. Connections of different rules are
+    /// scheduled and counted apart.
+    pub rule: Option<u16>,
 }
 
 impl Default for ConnOptions {
@@ -31,6 +35,7 @@ impl Default for ConnOptions {
             due: None,
             policy: CostPolicy::Any,
             if_late: DeadlineFallback::Cell,
+            rule: None,
         }
     }
 }
@@ -47,7 +52,7 @@ impl ConnOptions {
         }
     }
 
-    /// From words of a command line; a deadline alone means free links first.
+    /// Reads the options of a command line; a deadline alone means free links first.
     ///
     /// # Errors
     /// A sentence that says what is wrong with them.
@@ -64,6 +69,14 @@ impl ConnOptions {
         Ok(conn_options)
     }
 
+    /// The options of a connection under a rule that begins now.
+    ///
+    /// # Errors
+    /// A sentence that says what is wrong with the rule's deadline, which may have passed.
+    pub fn of_rule(rule: &TrafficRule, now: &Zoned) -> Result<ConnOptions, String> {
+        ConnOptions::of(rule.by.as_deref(), rule.policy, now)
+    }
+
     fn set_by(&mut self, text: &str, now: &Zoned) -> Result<(), String> {
         self.due = Some(parse_deadline(text, now)?.due());
         if self.policy == CostPolicy::Any {
@@ -72,7 +85,7 @@ impl ConnOptions {
         Ok(())
     }
 
-    /// With one thing said otherwise.
+    /// Returns the options with one of them changed.
     ///
     /// # Errors
     /// A sentence that says what is wrong with it.
@@ -86,7 +99,7 @@ impl ConnOptions {
         Ok(self)
     }
 
-    /// With what a user name says.
+    /// Returns the options with those that a user name contains.
     ///
     /// # Errors
     /// A sentence that says what is wrong with it.
@@ -135,6 +148,17 @@ mod tests {
             CostPolicy::FreeFirst,
             "a deadline is for waiting"
         );
+    }
+
+    #[test]
+    fn a_rule_gives_each_connection_its_deadline_and_policy() {
+        let of = |text: &str| ConnOptions::of_rule(&text.parse().unwrap(), &noon());
+        let backup = of("port 22 = by 2h").unwrap();
+        assert_eq!(backup.policy, CostPolicy::FreeFirst);
+        let left = backup.due.unwrap().time_left();
+        assert!(left > Duration::from_secs(7_000), "{left:?}");
+        assert_eq!(of("port 22 = fast").unwrap().policy, CostPolicy::Fast);
+        assert!(of("port 22 = by soon").unwrap_err().contains("07:30"));
     }
 
     #[test]

@@ -8,7 +8,10 @@
 //! Requests are asked of the origin itself, through a tunnel, and not of D2Prox, which would follow
 //! redirects and pin copies: the program knows what it wants. What a client asks next of the same host, on the
 //! same terms and only to read, goes the same way: as it would without us, by the connection there is.
+//!
+//! This file serves HTTP/1.1, and has what HTTP/2 (`http2.rs`) shares with it.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -34,11 +37,13 @@ use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::conn_options::ConnOptions;
-use super::listener::{HELLO_WITHIN, ProxyContext};
+use super::http2::Http2RequestBody;
+use super::proxy_context::{HELLO_WITHIN, ProxyContext};
+use super::proxy_session::ProxyConnection;
 use super::refusal::{ConnectRefusal, RefusalCause};
 
 /// The most bytes of a request's header.
-const HEAD_BYTES_MAX: usize = 32 * 1024; // docs/proxy.md: as D2Prox
+pub(super) const HEAD_BYTES_MAX: usize = 32 * 1024; // docs/proxy.md: as D2Prox
 
 /// The header field with connection options, which is not forwarded.
 const BY: HeaderName = HeaderName::from_static("cedos-by");
@@ -47,29 +52,62 @@ const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
 
-type ForwardBody = Either<Incoming, Full<Bytes>>;
+/// By which version a message came (RFC 9110 §7.6.3).
+const VIA_HTTP_1: HeaderValue = HeaderValue::from_static("1.1 cedos");
+const VIA_HTTP_2: HeaderValue = HeaderValue::from_static("2.0 cedos");
+
+/// The body of a program's request, by its version of HTTP.
+pub(super) type ProgramBody = Either<Incoming, Http2RequestBody>;
+type ForwardBody = Either<ProgramBody, Full<Bytes>>;
+pub(super) type AnswerBody = Either<Incoming, Full<Bytes>>;
 
 /// A connection to an origin on which a client's last request was answered.
-struct OriginConn {
+pub(super) struct OriginConn {
     host: HeaderValue,
     conn_options: ConnOptions,
     sender: SendRequest<ForwardBody>,
 }
 
-/// The connection that a client's next request may use.
-#[derive(Clone, Default)]
-struct OriginConnCache(Arc<Mutex<Option<OriginConn>>>);
+/// Connections to origins that a client's next requests may use.
+#[derive(Clone)]
+pub(super) struct OriginConnCache {
+    conns: Arc<Mutex<VecDeque<OriginConn>>>,
+    conns_max: usize,
+}
 
 impl OriginConnCache {
-    fn put(&self, kept_conn: OriginConn) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(kept_conn);
+    /// Creates a cache that keeps the last `conns_max` connections.
+    pub(super) fn new(conns_max: usize) -> OriginConnCache {
+        OriginConnCache {
+            conns: Arc::default(),
+            conns_max,
+        }
     }
 
-    /// Takes the connection to `host` with these options, if the last request used it.
+    /// Keeps a connection whose answer has been read, or is read before its client asks again.
+    pub(super) fn put(&self, kept_conn: OriginConn) {
+        let mut conns = self.conns.lock().unwrap_or_else(PoisonError::into_inner);
+        while conns.len() >= self.conns_max {
+            conns.pop_front();
+        }
+        conns.push_back(kept_conn);
+    }
+
+    /// Takes a connection to `host` with these options. If there is none, the oldest makes room for a new one.
     fn take(&self, host: &HeaderValue, conn_options: ConnOptions) -> Option<OriginConn> {
-        let kept_conn = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        kept_conn
-            .filter(|kept_conn| kept_conn.host == host && kept_conn.conn_options == conn_options)
+        let mut conns = self.conns.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = |kept_conn: &OriginConn| {
+            kept_conn.host == host && kept_conn.conn_options == conn_options
+        };
+        match conns.iter().rposition(fits) {
+            Some(at) => conns.remove(at),
+            None => {
+                if conns.len() >= self.conns_max {
+                    conns.pop_front();
+                }
+                None
+            }
+        }
     }
 }
 
@@ -80,7 +118,7 @@ pub(super) async fn serve(
     context: &Arc<ProxyContext>,
     place: &Arc<OwnedSemaphorePermit>,
 ) {
-    let kept = OriginConnCache::default();
+    let kept = OriginConnCache::new(1);
     let ours = SockRef::from(&program).try_clone();
     let service = service_fn(|request| {
         let (context, place, kept) = (context.clone(), place.clone(), kept.clone());
@@ -112,26 +150,31 @@ async fn answer(
     context: Arc<ProxyContext>,
     place: Arc<OwnedSemaphorePermit>,
     kept: OriginConnCache,
-) -> Response<ForwardBody> {
+) -> Response<AnswerBody> {
     let answered = match conn_options_of(request.headers(), context.options) {
         Err(refusal) => Err(refusal),
         Ok(conn_options) if request.method() == Method::CONNECT => {
             connect(request, context, conn_options, place).await
         }
-        Ok(conn_options) => forward(request, context, conn_options, kept).await,
+        Ok(conn_options) => {
+            let request = request.map(Either::Left);
+            let forwarded = forward(request, &context, conn_options, &kept).await;
+            forwarded.map(|(response, origin_conn)| {
+                // The client asks next when it has this answer.
+                kept.put(origin_conn);
+                response
+            })
+        }
     };
-    answered.unwrap_or_else(|refusal| {
-        tracing::info!("{}", refusal.text);
-        refused(&refusal)
-    })
+    answered.unwrap_or_else(|refusal| refused(&refusal))
 }
 
-fn nonsense(text: impl Into<String>) -> ConnectRefusal {
+pub(super) fn nonsense(text: impl Into<String>) -> ConnectRefusal {
     ConnectRefusal::new(RefusalCause::BadRequest, text)
 }
 
 /// The connection options of a request.
-fn conn_options_of(
+pub(super) fn conn_options_of(
     fields: &HeaderMap,
     conn_options: ConnOptions,
 ) -> Result<ConnOptions, ConnectRefusal> {
@@ -170,18 +213,26 @@ fn user_of(field: &HeaderValue) -> Option<String> {
     )
 }
 
+/// Opens the connection that CONNECT asks for.
+pub(super) async fn open_tunnel(
+    uri: &Uri,
+    context: &ProxyContext,
+    conn_options: ConnOptions,
+) -> Result<ProxyConnection, ConnectRefusal> {
+    let host = uri.authority().filter(|at| !at.as_str().contains('@'));
+    let host = host.ok_or_else(|| nonsense("CONNECT needs host:port"))?;
+    let port = host.port_u16();
+    let port = port.ok_or_else(|| nonsense("CONNECT needs a port: host:443"))?;
+    context.open(host.host(), port, conn_options).await
+}
+
 async fn connect(
     mut request: Request<Incoming>,
     context: Arc<ProxyContext>,
     conn_options: ConnOptions,
     place: Arc<OwnedSemaphorePermit>,
-) -> Result<Response<ForwardBody>, ConnectRefusal> {
-    let host = request.uri().authority().cloned();
-    let host = host.filter(|at| !at.as_str().contains('@'));
-    let host = host.ok_or_else(|| nonsense("CONNECT needs host:port"))?;
-    let port = host.port_u16();
-    let port = port.ok_or_else(|| nonsense("CONNECT needs a port: host:443"))?;
-    let open = context.open(host.host(), port, conn_options).await?;
+) -> Result<Response<AnswerBody>, ConnectRefusal> {
+    let open = open_tunnel(request.uri(), &context, conn_options).await?;
     tokio::spawn(async move {
         let _place = place;
         let upgraded = match hyper::upgrade::on(&mut request).await {
@@ -206,12 +257,13 @@ async fn connect(
     Ok(Response::new(Either::Right(Full::default())))
 }
 
-async fn forward(
-    mut request: Request<Incoming>,
-    context: Arc<ProxyContext>,
+/// Asks the origin of a request with a whole URL. The connection is for the next one, once the answer is read.
+pub(super) async fn forward(
+    mut request: Request<ProgramBody>,
+    context: &ProxyContext,
     conn_options: ConnOptions,
-    kept: OriginConnCache,
-) -> Result<Response<ForwardBody>, ConnectRefusal> {
+    kept: &OriginConnCache,
+) -> Result<(Response<AnswerBody>, OriginConn), ConnectRefusal> {
     let uri = request.uri().clone();
     match uri.scheme() {
         Some(scheme) if *scheme == Scheme::HTTP => {}
@@ -232,8 +284,12 @@ async fn forward(
     *request.uri_mut() = uri
         .path_and_query()
         .map_or(Uri::from_static("/"), |path| Uri::from(path.clone()));
+    let via = match request.version() {
+        Version::HTTP_2 => VIA_HTTP_2,
+        _ => VIA_HTTP_1,
+    };
     *request.version_mut() = Version::HTTP_11;
-    hop_ends(request.headers_mut());
+    hop_ends(request.headers_mut(), via);
     // RFC 9112 §3.2.2: the URL's host counts, whatever the field says.
     request.headers_mut().insert(HOST, host.clone());
     let (head, body) = request.into_parts();
@@ -243,7 +299,7 @@ async fn forward(
         if kept_conn.sender.ready().await.is_ok()
             && let Ok(response) = kept_conn.sender.send_request(same).await
         {
-            return Ok(answered(response, kept_conn, &kept));
+            return Ok(answered(response, kept_conn));
         }
         // The origin closed it meanwhile. RFC 9112 §9.3.1: anew.
     }
@@ -264,7 +320,7 @@ async fn forward(
         let why = open.failure();
         let same = Request::from_parts(head.clone(), Either::Right(Full::default()));
         match send(open, same).await {
-            Ok((sender, response)) => return Ok(answered(response, origin_conn(sender), &kept)),
+            Ok((sender, response)) => return Ok(answered(response, origin_conn(sender))),
             Err(error) => match why.take() {
                 // It waits for a place below, as any other connection does.
                 Some(refusal) if refusal.cause == RefusalCause::Full => {}
@@ -275,7 +331,7 @@ async fn forward(
     let open = context.session.open(&target, conn_options).await?;
     let request = Request::from_parts(head, Either::Left(body));
     let (sender, response) = send(open, request).await.map_err(early_end)?;
-    Ok(answered(response, origin_conn(sender), &kept))
+    Ok(answered(response, origin_conn(sender)))
 }
 
 /// Sends a request by a new connection; the sender is for the next one.
@@ -294,22 +350,20 @@ async fn send(
 }
 
 /// Whether a request can be repeated safely if its outcome is unknown.
-fn is_asked_twice_safely(method: &Method, body: &Incoming) -> bool {
+fn is_asked_twice_safely(method: &Method, body: &ProgramBody) -> bool {
     matches!(*method, Method::GET | Method::HEAD) && body.is_end_stream()
 }
 
 fn answered(
     mut response: Response<Incoming>,
-    kept_conn: OriginConn,
-    kept: &OriginConnCache,
-) -> Response<ForwardBody> {
-    hop_ends(response.headers_mut());
-    kept.put(kept_conn);
-    response.map(Either::Left)
+    origin_conn: OriginConn,
+) -> (Response<AnswerBody>, OriginConn) {
+    hop_ends(response.headers_mut(), VIA_HTTP_1);
+    (response.map(Either::Left), origin_conn)
 }
 
-/// Removes hop-by-hop fields (RFC 9110 §7.6.1), and those for this proxy.
-fn hop_ends(fields: &mut HeaderMap) {
+/// Removes hop-by-hop fields (RFC 9110 §7.6.1), and those for this proxy, and adds `via`.
+fn hop_ends(fields: &mut HeaderMap, via: HeaderValue) {
     let named: Vec<HeaderName> = (fields.get_all(CONNECTION).iter())
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
@@ -333,10 +387,12 @@ fn hop_ends(fields: &mut HeaderMap) {
     for name in named.iter().chain(&always) {
         fields.remove(name);
     }
-    fields.append(VIA, HeaderValue::from_static("1.1 cedos"));
+    fields.append(VIA, via);
 }
 
-fn refused(refusal: &ConnectRefusal) -> Response<ForwardBody> {
+/// The answer to a request that is refused, which is logged.
+pub(super) fn refused(refusal: &ConnectRefusal) -> Response<AnswerBody> {
+    tracing::info!("{}", refusal.text);
     let (status, kind) = refusal.status();
     let text = format!("{}\n", refusal.text);
     let mut response = Response::new(Either::Right(Full::new(Bytes::from(text))));
@@ -396,7 +452,7 @@ mod tests {
             ("cedos-policy", "any"),
             ("transfer-encoding", "chunked"),
         ]);
-        hop_ends(&mut told);
+        hop_ends(&mut told, VIA_HTTP_1);
         let mut left: Vec<&str> = told.keys().map(HeaderName::as_str).collect();
         left.sort_unstable();
         assert_eq!(left, ["host", "via", "x-theirs"]);

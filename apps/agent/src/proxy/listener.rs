@@ -11,16 +11,13 @@ use tokio::time::timeout;
 
 use super::carry::reset;
 use super::conn_options::ConnOptions;
-use super::proxy_session::{ProxyConnection, ProxySession};
-use super::refusal::{ConnectRefusal, RefusalCause};
-use super::target::{NameLookup, TargetAddress};
-use super::{http, socket_owner, socks};
+use super::proxy_context::{HELLO_WITHIN, ProxyContext};
+use super::proxy_session::ProxySession;
+use super::target::NameLookup;
+use super::{http, http2, socket_owner, socks};
 
 /// Connections of programs at once; more wait in the kernel.
 pub const CONNECTIONS_MAX: usize = 1024; // a guess: a browser has a few hundred
-
-/// How long a client may take to send its request.
-pub(super) const HELLO_WITHIN: Duration = Duration::from_secs(30); // a guess
 
 /// How long to wait when the system is out of descriptors: some connections may end meanwhile.
 const PATIENCE: Duration = Duration::from_millis(50);
@@ -36,39 +33,6 @@ pub enum ClientPolicy {
     OwnUserOnly,
     /// Any process that can reach it: the port is in a network namespace of the program's own.
     Anyone,
-}
-
-/// What the connections of the port share.
-pub(super) struct ProxyContext {
-    pub(super) session: Arc<ProxySession>,
-    pub(super) options: ConnOptions,
-    pub(super) names: Option<Arc<dyn NameLookup>>,
-}
-
-impl ProxyContext {
-    pub(super) async fn open(
-        &self,
-        host: &str,
-        port: u16,
-        conn_options: ConnOptions,
-    ) -> Result<ProxyConnection, ConnectRefusal> {
-        self.session
-            .open(&self.target(host, port)?, conn_options)
-            .await
-    }
-
-    /// The target that a client asks for.
-    pub(super) fn target(&self, host: &str, port: u16) -> Result<TargetAddress, ConnectRefusal> {
-        let nonsense = |text| ConnectRefusal::new(RefusalCause::BadRequest, text);
-        let mut target = TargetAddress::new(host, port).map_err(nonsense)?;
-        if let (Some(names), Ok(ip)) = (&self.names, target.host.parse()) {
-            let unknown = |text| ConnectRefusal::new(RefusalCause::Unreachable, text);
-            if let Some(name) = names.name_of(ip).map_err(unknown)? {
-                target.host = name;
-            }
-        }
-        Ok(target)
-    }
 }
 
 /// The listening socket of the local proxy, and what its connections share.
@@ -115,6 +79,7 @@ impl LocalProxyListener {
                 session: line,
                 options: conn_options,
                 names: None,
+                http2_streams: Arc::new(Semaphore::new(http2::STREAMS_MAX)),
             }),
             client_policy: strangers,
             places: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
@@ -129,7 +94,7 @@ impl LocalProxyListener {
         self
     }
 
-    /// Where it listens.
+    /// The address that the local proxy is bound to.
     ///
     /// # Errors
     /// What the system says.
@@ -173,6 +138,7 @@ impl LocalProxyListener {
     }
 }
 
+/// Serves one connection, which holds `place` until it and its last tunnel are closed.
 async fn listen(program: TcpStream, context: &Arc<ProxyContext>, place: Arc<OwnedSemaphorePermit>) {
     // An answer's head and its body are written as they come, and a program that has the head says nothing
     // until it has the body: the second would wait for the first to be acknowledged, 40 ms later.
@@ -181,7 +147,10 @@ async fn listen(program: TcpStream, context: &Arc<ProxyContext>, place: Arc<Owne
     match timeout(HELLO_WITHIN, program.peek(&mut first)).await {
         Ok(Ok(1)) if first[0] == SOCKS5 => socks::serve(program, context).await,
         Ok(Ok(1)) if first[0] == SOCKS4 => socks::reject_socks4(program),
-        Ok(Ok(1)) => http::serve(program, context, &place).await,
+        Ok(Ok(1)) => match timeout(HELLO_WITHIN, http2::has_preface(&program)).await {
+            Ok(true) => http2::serve(program, context).await,
+            _ => http::serve(program, context, &place).await,
+        },
         // It came to say nothing.
         _ => {}
     }

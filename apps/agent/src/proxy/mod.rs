@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!  program ── TCP ──▶ listener.rs: is it this user? ─┬─ 5 ──▶ socks.rs ─┐
-//!                     the first byte says which      └─ else ▶ http.rs ─┴─▶ proxy_session.rs: one flow
-//!                                                                           each, CONNECT inside ──▶ D2Prox
+//!                     the first bytes say which      ├─ PRI ▶ http2.rs ─┼─▶ proxy_session.rs: one flow
+//!                                                    └─ else ▶ http.rs ─┘   each, CONNECT inside ──▶ D2Prox
 //! ```
 //!
 //! Names are looked up by D2Prox, and it is D2Prox that refuses addresses: what it says is passed on. By
@@ -14,23 +14,29 @@ mod agent_scheduler;
 mod carry;
 mod conn_options;
 mod http;
+mod http2;
 mod http_lengths;
 mod listener;
 mod optimistic_connect;
+mod proxy_context;
 mod proxy_session;
 mod refusal;
 mod socket_owner;
 mod socks;
 mod target;
+pub(crate) mod traffic_rule;
 
 pub use carry::{carry, reset};
 pub use conn_options::ConnOptions;
 pub use listener::{CONNECTIONS_MAX, ClientPolicy, LocalProxyListener};
 pub use optimistic_connect::{ConnectFailure, OptimisticConnect};
 pub use proxy_session::{
-    ANSWER_LIMIT, LinkPayload, PacketTunnel, ProxyConnection, ProxySession, ProxySessionPeer,
-    SESSION_CONNECTIONS_MAX, SpendingBudget,
+    ANSWER_LIMIT, LinkPayload, MeteredPackets, PacketTunnel, ProxyConnection, ProxySession,
+    ProxySessionPeer, RuleTraffic, SESSION_CONNECTIONS_MAX, SpendingBudget,
 };
 pub use refusal::{ConnectRefusal, RefusalCause};
 pub use socket_owner::{is_this_users, owner_of};
 pub use target::{NameLookup, TargetAddress};
+pub use traffic_rule::{
+    PortTransport, TRAFFIC_RULES_MAX, TrafficMatch, TrafficRule, packets_may_pay,
+};

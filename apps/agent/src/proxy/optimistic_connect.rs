@@ -21,7 +21,7 @@ pub(super) type ConnectAnswer =
 pub struct ConnectFailure(Arc<Mutex<Option<ConnectRefusal>>>);
 
 impl ConnectFailure {
-    /// Takes the reason.
+    /// Takes the reason for which the connection was refused.
     pub fn take(&self) -> Option<ConnectRefusal> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }

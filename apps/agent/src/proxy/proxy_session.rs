@@ -30,10 +30,10 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use self::carrier_notices::CarrierNotices;
 pub use self::connect_wait::{ANSWER_LIMIT, SESSION_CONNECTIONS_MAX};
-pub use self::packet_tunnel::PacketTunnel;
+pub use self::packet_tunnel::{MeteredPackets, PacketTunnel};
 pub use self::proxy_connection::ProxyConnection;
-pub use self::session_flows::LinkPayload;
 use self::session_flows::{ConnGroup, ConnLengths, ConnTraffic, SessionFlows, SteeredFlow, lock};
+pub use self::session_flows::{LinkPayload, RuleTraffic};
 use super::agent_scheduler::AgentSchedulerFinder;
 use super::conn_options::ConnOptions;
 use super::optimistic_connect::OptimisticConnect;
@@ -55,7 +55,7 @@ const ENDED_EVERY: Duration = Duration::from_secs(60); // a guess
 /// How long a proxy may be silent, while there is a network, before it is reported as not answering.
 const UNANSWERED_AFTER: Duration = Duration::from_secs(4); // five handshake tries on a fast link
 
-/// How often it is checked whether a proxy has fallen silent, where there are several.
+/// The interval at which a proxy is checked for silence, where there are several.
 const SILENCE_CHECK: Duration = Duration::from_millis(500);
 
 /// How long a proxy with open connections may be silent, although a network is up and another proxy answers, before the
@@ -67,6 +67,16 @@ const LAST_WORDS: Duration = Duration::from_secs(5); // as `exit` in docs/socket
 
 /// How long to wait for the first answer of a proxy before connections are refused.
 const FIRST_WORD: Duration = Duration::from_millis(2_500); // three handshake tries: at 0, 0.6 and 1.8 s
+
+/// A flow among those of the session.
+struct EnteredFlow {
+    number: u64,
+    /// What the flow carries.
+    moved: Arc<ConnTraffic>,
+    /// What all flows with the same options carry.
+    moved_together: Arc<ConnTraffic>,
+    lengths: Arc<ConnLengths>,
+}
 
 /// The state of the session.
 #[derive(Debug, Clone, Default)]
@@ -119,9 +129,9 @@ pub struct ProxySession {
     agent_socket: Mutex<Option<PathBuf>>,
     /// Bytes that metered links may still carry, as the agent reported last.
     agent_left: Mutex<Option<u64>>,
-    /// Places for connections.
+    /// Permits: one for each connection that the session may carry.
     places: Arc<Semaphore>,
-    /// Whether it was reported that connections wait for a place.
+    /// Whether a message has said that connections wait for a place.
     reported_full: AtomicBool,
     /// How long connections wait for a proxy that is silent although there is a network.
     answer_limit: Mutex<Option<Duration>>,
@@ -133,7 +143,8 @@ pub struct ProxySession {
 }
 
 impl ProxySession {
-    /// To this proxy, over these links. Must be called on a runtime; nothing is sent yet.
+    /// Creates a session to this proxy, over these links. Must be called on a runtime; nothing is
+    /// sent yet.
     pub fn new(
         far: ProxySessionPeer,
         servers: impl Into<ServerList>,
@@ -274,8 +285,8 @@ impl ProxySession {
         };
         let mut begun = None;
         let io = self.proxy.open_parallel_with(settings, |_, flow| {
-            let (number, moved, lengths) = self.enter(flow.clone(), conn_options);
-            begun = Some((number, flow.clone(), moved, lengths));
+            let entered = self.enter(flow.clone(), conn_options);
+            begun = Some((entered, flow.clone()));
         });
         let io = io.map_err(|error| {
             let cause = match &error {
@@ -284,13 +295,14 @@ impl ProxySession {
             };
             ConnectRefusal::new(cause, error.to_string())
         })?;
-        let (number, flow, moved, lengths) = begun.expect("steered when it was opened");
+        let (entered, flow) = begun.expect("steered when it was opened");
         let mut open = ProxyConnection {
             io,
             flow,
-            number,
-            moved,
-            lengths,
+            number: entered.number,
+            moved: entered.moved,
+            moved_together: entered.moved_together,
+            lengths: entered.lengths,
             target: target.clone(),
             line: self.clone(),
             _place: place,
@@ -599,27 +611,27 @@ impl ProxySession {
         }
     }
 
-    fn enter(
-        &self,
-        flow: Arc<Mutex<Flow>>,
-        conn_options: ConnOptions,
-    ) -> (u64, Arc<ConnTraffic>, Arc<ConnLengths>) {
+    fn enter(&self, flow: Arc<Mutex<Flow>>, conn_options: ConnOptions) -> EnteredFlow {
         let mut flows = lock(&self.flows);
         flows.next += 1;
         let number = flows.next;
         let lengths = Arc::<ConnLengths>::default();
+        let moved = Arc::<ConnTraffic>::default();
         let steered = SteeredFlow {
             flow,
             lengths: lengths.clone(),
             conn_options,
             pays: None,
+            moved: moved.clone(),
+            paid_before: 0,
+            paid_since: 0,
         };
-        flows.all.insert(number, steered);
+        flows.insert(number, steered);
         let known = flows
             .groups
             .iter()
             .find(|group| group.conn_options == conn_options);
-        let moved = match known {
+        let moved_together = match known {
             Some(group) => group.moved.clone(),
             None => {
                 let moved = Arc::<ConnTraffic>::default();
@@ -636,7 +648,25 @@ impl ProxySession {
                 moved
             }
         };
-        (number, moved, lengths)
+        EnteredFlow {
+            number,
+            moved,
+            moved_together,
+            lengths,
+        }
+    }
+
+    /// Removes a connection that ended.
+    fn leave(&self, number: u64) {
+        let device = self.proxy.device();
+        lock(&self.flows).remove(number, device.as_deref());
+        self.stirred.notify_one();
+    }
+
+    /// What the connections of a rule have carried ([`ConnOptions::rule`]).
+    pub fn rule_traffic(&self, rule: u16) -> RuleTraffic {
+        let device = self.proxy.device();
+        lock(&self.flows).rule_traffic(rule, device.as_deref())
     }
 
     /// The number of connections.

@@ -36,7 +36,7 @@ pub struct ConnectRefusal {
 }
 
 impl ConnectRefusal {
-    /// With these words.
+    /// Creates a refusal with this text.
     pub fn new(cause: RefusalCause, text: impl Into<String>) -> ConnectRefusal {
         ConnectRefusal {
             cause,

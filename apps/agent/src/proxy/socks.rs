@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::carry::reset;
-use super::listener::{HELLO_WITHIN, ProxyContext};
+use super::proxy_context::{HELLO_WITHIN, ProxyContext};
 use super::refusal::RefusalCause;
 
 /// The bound address in replies: a flow has no address (RFC 1928 §6 allows this).

@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 pub struct TargetAddress {
     /// A name, or an address without brackets.
     pub host: String,
-    /// TCP port.
+    /// The TCP port of the host.
     pub port: u16,
 }
 
@@ -16,8 +16,8 @@ pub struct TargetAddress {
 const NAME_BYTES_MAX: usize = 253;
 
 impl TargetAddress {
-    /// This host, if it can be one. What it is called is not ours to judge, but it stands in a request
-    /// line: no blanks, no controls, nothing that begins a path or a user name.
+    /// Checks a host's name. Any name is accepted that can stand in a request line: without blanks,
+    /// control characters, or characters that begin a path or a user name.
     ///
     /// # Errors
     /// A sentence that says what is wrong with it.

@@ -9,6 +9,7 @@ use d2tp_links::CapCutoff;
 use d2tp_sched::{CostPolicy, DeadlineFallback, EnergySaving};
 
 use crate::fetch::option_parsers;
+use crate::proxy::traffic_rule::TrafficRule;
 
 /// What the value of a setting may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,11 +42,13 @@ pub enum SettingKind {
     ApiKey,
     /// When energy is saved.
     EnergySaving,
+    /// Rules that tell traffic of `cedos vpn` apart.
+    TrafficRules,
 }
 
 /// A setting and its schema.
 #[derive(Clone, Copy, Debug)]
-pub struct Setting {
+pub struct SettingSchema {
     /// The key: the table, a dot, and the name in it.
     pub key: &'static str,
     /// What the value may be.
@@ -66,8 +69,8 @@ pub const PROXIES_TABLE: &str = "proxies";
 pub const NETWORK_TABLE: &str = "network";
 
 /// All settings, but the proxies themselves and the rules for networks.
-pub const SETTINGS: &[Setting] = &[
-    Setting {
+pub const SETTINGS: &[SettingSchema] = &[
+    SettingSchema {
         key: "proxy.default",
         kind: SettingKind::Proxy,
         default: None,
@@ -75,7 +78,7 @@ pub const SETTINGS: &[Setting] = &[
         option: "--prox",
         meaning: "The proxies that commands use, the preferred one first: a name in `[proxies]` or an address, or a list of them, of which the nearest that answers is used. `cedos join` sets it.",
     },
-    Setting {
+    SettingSchema {
         key: "proxy.http",
         kind: SettingKind::HttpProxy,
         default: None,
@@ -83,7 +86,15 @@ pub const SETTINGS: &[Setting] = &[
         option: "",
         meaning: "The HTTP proxy through which streams go where a network blocks UDP; `NO_PROXY` excepts hosts.",
     },
-    Setting {
+    SettingSchema {
+        key: "proxy.discover",
+        kind: SettingKind::Switch,
+        default: Some("true"),
+        environment: None,
+        option: "",
+        meaning: "Whether free local networks are asked where the proxies are whose keys this device has (docs/networks.md).",
+    },
+    SettingSchema {
         key: "device.key_file",
         kind: SettingKind::Path,
         default: Some("~/.config/cedos/key"),
@@ -91,7 +102,7 @@ pub const SETTINGS: &[Setting] = &[
         option: "--key",
         meaning: "The file with this device's private key, by which proxies know it. Made on first use.",
     },
-    Setting {
+    SettingSchema {
         key: "transfer.policy",
         kind: SettingKind::Policy,
         default: Some("free-first"),
@@ -99,7 +110,7 @@ pub const SETTINGS: &[Setting] = &[
         option: "--policy",
         meaning: "When downloads and uploads use metered networks.",
     },
-    Setting {
+    SettingSchema {
         key: "transfer.within",
         kind: SettingKind::Span,
         default: Some("6h"),
@@ -107,7 +118,7 @@ pub const SETTINGS: &[Setting] = &[
         option: "--within",
         meaning: "The time until the deadline of transfers that name none.",
     },
-    Setting {
+    SettingSchema {
         key: "transfer.if_late",
         kind: SettingKind::IfLate,
         default: Some("cell"),
@@ -115,7 +126,7 @@ pub const SETTINGS: &[Setting] = &[
         option: "--if-late",
         meaning: "What to do when free networks alone will miss the deadline.",
     },
-    Setting {
+    SettingSchema {
         key: "transfer.max_cell",
         kind: SettingKind::Size,
         default: None,
@@ -123,7 +134,7 @@ pub const SETTINGS: &[Setting] = &[
         option: "--max-cell",
         meaning: "The most metered data that one transfer may use.",
     },
-    Setting {
+    SettingSchema {
         key: "energy.save",
         kind: SettingKind::EnergySaving,
         default: Some("auto"),
@@ -131,7 +142,7 @@ pub const SETTINGS: &[Setting] = &[
         option: "--save-energy",
         meaning: "When radios rest that carry few bits per joule: `auto`, on battery and while there is time until the deadline; `always`; `never`.",
     },
-    Setting {
+    SettingSchema {
         key: "energy.radios",
         kind: SettingKind::Path,
         default: None,
@@ -139,7 +150,7 @@ pub const SETTINGS: &[Setting] = &[
         option: "",
         meaning: "A file with the power of this device's radios, in place of those that the program has (edge/power/radios.toml).",
     },
-    Setting {
+    SettingSchema {
         key: "energy.supplies",
         kind: SettingKind::Path,
         default: Some("/sys/class/power_supply"),
@@ -147,7 +158,7 @@ pub const SETTINGS: &[Setting] = &[
         option: "",
         meaning: "Where the system says whether the machine runs on battery.",
     },
-    Setting {
+    SettingSchema {
         key: "directories.downloads",
         kind: SettingKind::Path,
         default: None,
@@ -155,7 +166,7 @@ pub const SETTINGS: &[Setting] = &[
         option: "-o",
         meaning: "Where downloads go that name no file; the working directory if unset.",
     },
-    Setting {
+    SettingSchema {
         key: "directories.state",
         kind: SettingKind::Path,
         default: Some("~/.local/state/cedos"),
@@ -163,7 +174,7 @@ pub const SETTINGS: &[Setting] = &[
         option: "",
         meaning: "Where the queue, partial uploads and what was learnt of networks are kept.",
     },
-    Setting {
+    SettingSchema {
         key: "budget.cap",
         kind: SettingKind::Size,
         default: None,
@@ -171,7 +182,7 @@ pub const SETTINGS: &[Setting] = &[
         option: "cedos budget set",
         meaning: "The metered data that all transfers together may use in a month.",
     },
-    Setting {
+    SettingSchema {
         key: "budget.reset_day",
         kind: SettingKind::Day,
         default: Some("1"),
@@ -179,7 +190,7 @@ pub const SETTINGS: &[Setting] = &[
         option: "cedos budget set --reset-day",
         meaning: "The day of the month on which the budget begins anew.",
     },
-    Setting {
+    SettingSchema {
         key: "budget.cutoff",
         kind: SettingKind::Cutoff,
         default: Some("hard"),
@@ -187,7 +198,7 @@ pub const SETTINGS: &[Setting] = &[
         option: "cedos budget set --cutoff",
         meaning: "What happens when the budget is used up: `hard`, nothing metered any more; `soft`, a notice; `cautious`, as `hard` but a tenth earlier.",
     },
-    Setting {
+    SettingSchema {
         key: "agent.proxy",
         kind: SettingKind::Listen,
         default: None,
@@ -195,7 +206,7 @@ pub const SETTINGS: &[Setting] = &[
         option: "cedos agent --proxy",
         meaning: "Where the agent is a SOCKS5 and HTTP proxy for this user's programs.",
     },
-    Setting {
+    SettingSchema {
         key: "agent.proxy_policy",
         kind: SettingKind::Policy,
         default: Some("any"),
@@ -203,7 +214,7 @@ pub const SETTINGS: &[Setting] = &[
         option: "cedos agent --proxy-policy",
         meaning: "When connections of that proxy use metered networks.",
     },
-    Setting {
+    SettingSchema {
         key: "agent.metrics",
         kind: SettingKind::Listen,
         default: None,
@@ -211,7 +222,7 @@ pub const SETTINGS: &[Setting] = &[
         option: "cedos agent --metrics",
         meaning: "Where the agent serves Prometheus metrics.",
     },
-    Setting {
+    SettingSchema {
         key: "agent.notifications",
         kind: SettingKind::Switch,
         default: Some("true"),
@@ -219,7 +230,7 @@ pub const SETTINGS: &[Setting] = &[
         option: "cedos agent --no-notifications",
         meaning: "Whether the agent shows notifications on the desktop.",
     },
-    Setting {
+    SettingSchema {
         key: "agent.sandbox",
         kind: SettingKind::Switch,
         default: Some("true"),
@@ -227,7 +238,15 @@ pub const SETTINGS: &[Setting] = &[
         option: "cedos agent --no-sandbox",
         meaning: "Whether the agent gives up what it does not need: starting programs, writing the system's files.",
     },
-    Setting {
+    SettingSchema {
+        key: "agent.short_queues",
+        kind: SettingKind::Switch,
+        default: Some("false"),
+        environment: None,
+        option: "cedos agent --short-queues",
+        meaning: "Whether the agent keeps the queues of slow networks short for all connections of this user's programs.",
+    },
+    SettingSchema {
         key: "agent.look_every",
         kind: SettingKind::Span,
         default: None,
@@ -235,7 +254,7 @@ pub const SETTINGS: &[Setting] = &[
         option: "cedos agent --look-every",
         meaning: "How often the agent scans for networks while a transfer waits; when it seems worth it if unset.",
     },
-    Setting {
+    SettingSchema {
         key: "podcasts.directory",
         kind: SettingKind::Path,
         default: None,
@@ -243,7 +262,7 @@ pub const SETTINGS: &[Setting] = &[
         option: "",
         meaning: "Where episodes of podcasts go; `Podcasts` in the user's folder of music, else in the home directory, if unset.",
     },
-    Setting {
+    SettingSchema {
         key: "podcasts.search_url",
         kind: SettingKind::WebAddress,
         default: Some("https://itunes.apple.com/search"),
@@ -251,7 +270,7 @@ pub const SETTINGS: &[Setting] = &[
         option: "",
         meaning: "The directory that `cedos cast search` asks, which must answer as the search of iTunes does.",
     },
-    Setting {
+    SettingSchema {
         key: "podcasts.index_key",
         kind: SettingKind::ApiKey,
         default: None,
@@ -259,7 +278,7 @@ pub const SETTINGS: &[Setting] = &[
         option: "",
         meaning: "Your key for Podcast Index, which `cedos cast search` asks in place of iTunes if there is one.",
     },
-    Setting {
+    SettingSchema {
         key: "podcasts.index_secret_file",
         kind: SettingKind::Path,
         default: None,
@@ -267,13 +286,21 @@ pub const SETTINGS: &[Setting] = &[
         option: "",
         meaning: "The file with the secret of that key; let only yourself read it.",
     },
-    Setting {
+    SettingSchema {
         key: "podcasts.index_url",
         kind: SettingKind::WebAddress,
         default: Some("https://api.podcastindex.org/api/1.0/search/byterm"),
         environment: None,
         option: "",
         meaning: "Where Podcast Index is searched with your key.",
+    },
+    SettingSchema {
+        key: "vpn.rules",
+        kind: SettingKind::TrafficRules,
+        default: None,
+        environment: None,
+        option: "cedos vpn up --rule",
+        meaning: "Which traffic of `cedos vpn` may use metered networks, and when; the first rule that matches decides. Those of the option come first.",
     },
 ];
 
@@ -290,7 +317,7 @@ const PREFIX_BYTES_MIN: usize = 4;
 ///
 /// # Errors
 /// There is none; the text names the one that was probably meant.
-pub fn setting(key: &str) -> Result<&'static Setting, String> {
+pub fn setting(key: &str) -> Result<&'static SettingSchema, String> {
     let known = SETTINGS.iter().find(|setting| setting.key == key);
     known.ok_or_else(|| unknown_key(key))
 }
@@ -326,7 +353,7 @@ impl SettingKind {
     /// Checks a value.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The error in a value of this kind, in a sentence.
     pub fn check(self, text: &str) -> Result<(), String> {
         fn word<T: FromStr, const N: usize>(text: &str, all: [&str; N]) -> Result<(), String> {
             let list = || format!("`{text}` is not one of {}", all.join(", "));
@@ -347,6 +374,7 @@ impl SettingKind {
             SettingKind::EnergySaving => {
                 word::<EnergySaving, _>(text, EnergySaving::ALL.map(EnergySaving::as_str))
             }
+            SettingKind::TrafficRules => TrafficRule::parse_list(text).map(drop),
             SettingKind::Span => option_parsers::parse_span(text).map(drop),
             SettingKind::Size => option_parsers::parse_bytes(text).map(drop),
             SettingKind::Listen => match text.parse::<SocketAddr>() {
@@ -397,6 +425,9 @@ impl SettingKind {
             SettingKind::Policy => words(&CostPolicy::ALL.map(CostPolicy::as_str)),
             SettingKind::IfLate => words(&DeadlineFallback::ALL.map(DeadlineFallback::as_str)),
             SettingKind::EnergySaving => words(&EnergySaving::ALL.map(EnergySaving::as_str)),
+            SettingKind::TrafficRules => {
+                "array of rules: `port 443 = free-only`, `dscp ef = any`".to_owned()
+            }
             SettingKind::Span => "time: `2h`, `45m`".to_owned(),
             SettingKind::Size => "size: `50M`, `2G`".to_owned(),
             SettingKind::Listen => "loopback address: `127.0.0.1:1080`".to_owned(),

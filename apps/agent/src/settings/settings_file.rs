@@ -35,16 +35,16 @@ impl fmt::Display for SettingsError {
 
 impl std::error::Error for SettingsError {}
 
-/// What one file says.
+/// The contents of one file of settings.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SettingsFile {
-    /// Where it is.
+    /// The path of the file.
     pub(super) path: PathBuf,
     /// Values by key, as texts.
     pub(super) values: BTreeMap<&'static str, String>,
     /// Addresses of proxies by name.
     pub(super) proxies: BTreeMap<String, String>,
-    /// Rules for networks.
+    /// The user's rules for networks.
     pub(super) rules: NetworkRules,
 }
 
@@ -118,6 +118,12 @@ impl SettingsFile {
                     })?
                     .join(" ")
             }
+            Value::Array(rules) if setting.kind == SettingKind::TrafficRules => {
+                let rules: Option<Vec<&str>> = rules.iter().map(Value::as_str).collect();
+                rules
+                    .ok_or_else(|| format!("{key}: expected {}", setting.kind.describe()))?
+                    .join("; ")
+            }
             _ => return Err(format!("{key}: expected {}", setting.kind.describe())),
         };
         let checked = setting.kind.check(&text);
@@ -186,6 +192,13 @@ pub(super) fn change(path: &Path, changes: &[SettingsChange<'_>]) -> anyhow::Res
                     Some(SettingKind::Switch) => value(text == "true"),
                     Some(SettingKind::Proxy) if text.contains(char::is_whitespace) => {
                         value(text.split_whitespace().collect::<toml_edit::Array>())
+                    }
+                    Some(SettingKind::TrafficRules) => {
+                        let rules = text
+                            .split(';')
+                            .map(str::trim)
+                            .filter(|rule| !rule.is_empty());
+                        value(rules.collect::<toml_edit::Array>())
                     }
                     Some(SettingKind::Day) => value(text.parse::<i64>().unwrap_or(1)),
                     _ => value(text),

@@ -36,6 +36,7 @@ use crate::fetch::dial::FetchFault;
 use crate::fetch::exchange::{FetchResponse, GetRequest, exchange};
 use crate::fetch::header::HeaderField;
 use crate::fetch::mode::FetchMode;
+use crate::fetch::request_method::RequestMethod;
 use d2tp_driver::SpendHandle;
 use d2tp_sched::ClientReport;
 
@@ -539,7 +540,7 @@ impl StreamFeed {
             cookies: self.rules.cookies.clone(),
             allow_downgrade: self.rules.allow_downgrade,
             fields: self.rules.fields.clone(),
-            head_only: false,
+            method: RequestMethod::Get,
         };
         let mut look = interval(LOOK_EVERY);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -30,6 +30,7 @@ use crate::fetch::dial::FetchFault;
 use crate::fetch::exchange::{FetchResponse, GetRequest, exchange};
 use crate::fetch::filename;
 use crate::fetch::outcome::TransferFailure;
+use crate::fetch::request_method::RequestMethod;
 use d2tp_driver::SchedulerHandle;
 use d2tp_sched::TransferDirection;
 
@@ -263,7 +264,7 @@ impl LinkCatalog {
             cookies: self.rules.cookies.clone(),
             allow_downgrade: self.rules.allow_downgrade,
             fields: self.rules.fields.clone(),
-            head_only: false,
+            method: RequestMethod::Get,
         };
         let mut conn = self.playlist_conn(url);
         let text = async {

@@ -22,11 +22,11 @@ pub const BYTES_MAX: usize = 8 << 20; // a guess: a day of segments of 2 s
 /// The kind of a playlist's link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlaylistLinkKind {
-    /// Another playlist.
+    /// The address of another playlist.
     Playlist,
     /// A media segment, in playing order.
     Segment,
-    /// Another resource, such as a key.
+    /// The address of another resource, such as a key.
     Other,
 }
 

@@ -111,8 +111,8 @@ pub struct StreamService {
 }
 
 impl StreamService {
-    /// Opens the door. `scheduler`: who decides for other streams and transfers too; `configure`: how
-    /// sessions are to send.
+    /// Starts the local HTTP server for players. `scheduler` also decides for the device's other
+    /// streams and transfers; `configure` sets how sessions send.
     ///
     /// # Errors
     /// What was asked for makes no sense, or there is no room or no port.
@@ -277,7 +277,7 @@ impl StreamOrder {
         Ok(read.map_err(TransferFailure::usage)?.map(Arc::new))
     }
 
-    /// How it is to be fed.
+    /// The rules for fetching the stream's object.
     ///
     /// # Errors
     /// That makes no sense.

@@ -40,13 +40,13 @@ const MEET_AGAIN: Duration = Duration::from_millis(1);
 
 /// Answers caught calls.
 pub struct CallHandler {
-    /// The way out.
+    /// The session that carries caught connections.
     pub session: Arc<ProxySession>,
-    /// On what terms.
+    /// The options of caught connections.
     pub options: ConnOptions,
     /// What addresses stand for.
     pub stand_ins: Arc<NameStandIns>,
-    /// The other ends.
+    /// The loopback port at which caught connections arrive.
     pub catch_port: Arc<CatchPort>,
     /// Whether the program shares the host's network namespace, or has one of its own.
     pub namespace: ProgramNamespace,
@@ -55,11 +55,11 @@ pub struct CallHandler {
     /// Sockets for programs that ask name servers themselves; none where the program has a network
     /// namespace of its own.
     pub lookups: Option<Arc<LookupNamespace>>,
-    /// Hears of listeners.
+    /// Receives the address of each socket that the program listens on.
     pub listeners: mpsc::UnboundedSender<SocketAddr>,
-    /// Room for connections.
+    /// Permits: one for each caught connection.
     pub connection_permits: Arc<Semaphore>,
-    /// Room for filters.
+    /// Permits: one for each system-call filter.
     pub filter_permits: Arc<Semaphore>,
     /// Programs of which was said that they are not caught.
     pub reported_uncaught: Mutex<BTreeSet<String>>,
@@ -388,5 +388,5 @@ fn connect_lookup(socket: &SockRef<'_>, dns: SocketAddr) -> CallVerdict {
     }
 }
 
-/// linux/tcp_states.h
+/// The state of a closed TCP socket. // linux/tcp_states.h
 const TCP_CLOSE: u8 = 7;

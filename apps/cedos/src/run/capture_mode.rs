@@ -18,7 +18,7 @@ use d2tp_catch::{Executable, ExecutableKind};
 pub enum CaptureMode {
     /// Variables that name a proxy.
     Environment,
-    /// LD_PRELOAD.
+    /// A library that is preloaded by LD_PRELOAD.
     Preload,
     /// seccomp user notification.
     Notify,
@@ -62,12 +62,12 @@ impl FromStr for CaptureMode {
     }
 }
 
-/// A rung, and why that one.
+/// A capture mode, and why it was chosen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CaptureChoice {
-    /// Which.
+    /// The chosen mode.
     pub mode: CaptureMode,
-    /// For people.
+    /// The reason for the mode, for people.
     pub reason: String,
 }
 
@@ -100,7 +100,8 @@ const HEEDS: [(&str, &[&str]); 3] = [
     ("git", &["-c", "--config", "--config-env"]),
 ];
 
-/// The rung for a program with these words. `listens`: it is to be a server.
+/// Chooses the capture mode for a program with these arguments. `listens`: the program is to be a
+/// server.
 pub fn choose(program: &Executable, words: &[OsString], listens: bool) -> CaptureChoice {
     let name = program.name();
     let chosen = |mode, because: String| CaptureChoice {

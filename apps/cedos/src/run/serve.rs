@@ -16,7 +16,7 @@ use d2tp_driver::{
     Admission, EndpointConfig, Flow, FlowIo as _, SecretKey, Server, ServerAddress, ServerOptions,
 };
 
-use crate::verbs::prox::host_for_devices;
+use crate::verbs::reachable_host::host_for_devices;
 
 /// The interval of retries, because a listener may be reported before it listens.
 const CALL_AGAIN: Duration = Duration::from_millis(20);
@@ -33,7 +33,7 @@ pub struct ProgramServing {
     pub key: SecretKey,
     /// The devices that may connect.
     pub admission: Admission,
-    /// The program's loopback.
+    /// The port on the program's loopback interface.
     pub port: Arc<CatchPort>,
 }
 
@@ -82,6 +82,7 @@ impl ProgramServers {
             stream: None,
             nodes: Default::default(),
             requires_hybrid: false,
+            round_trip: None,
         };
         tokio::spawn(front(
             server.clone(),

@@ -23,7 +23,7 @@ use tokio::time::Sleep;
 /// How long a connection may be silent before the stack closes it.
 const SILENT_MAX: Duration = Duration::from_secs(24 * 3600); // docs/proxy.md: tunnel_idle_s
 
-/// Questions are short, and so is who asks them.
+/// The largest DNS query that is read: queries are short.
 const QUESTION_BYTES_MAX: usize = 1500;
 const UDP_SILENT_MAX: Duration = Duration::from_secs(5); // a guess
 const DNS_PORT: u16 = 53;
@@ -118,7 +118,7 @@ async fn carried(
     }
 }
 
-/// From the program, to whom it wants.
+/// The program's address, and the address that it connects to.
 type StreamEndpoints = (SocketAddr, SocketAddr);
 
 /// What passed on the link of a stream that has not ended: enough to reset it.
@@ -144,7 +144,7 @@ struct TunStreamTable {
     stack: Option<Waker>,
 }
 
-/// What is looked at in a packet.
+/// The fields of a TCP packet that decide what is done with it.
 struct TcpSegment {
     from: SocketAddr,
     to: SocketAddr,
@@ -350,7 +350,7 @@ struct TunProgramStream {
     again: Option<Pin<Box<Sleep>>>,
 }
 
-/// How often it is asked.
+/// The interval at which connections are checked for their end.
 const ASKED_EVERY: Duration = Duration::from_millis(10); // a guess: nobody waits for an end of a stream longer
 
 impl TunProgramStream {

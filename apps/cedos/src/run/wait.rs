@@ -37,7 +37,7 @@ impl ProgramExit {
     }
 }
 
-/// What is sent to this process for the program: SIGTERM, SIGHUP, SIGUSR1, SIGUSR2. Ctrl-C and Ctrl-\ come
+/// Forwards the signals that this process gets for the program: SIGTERM, SIGHUP, SIGUSR1, SIGUSR2. Ctrl-C and Ctrl-\ come
 /// from a terminal, which sends them to the program too: here they end nothing.
 ///
 /// Made before the program runs, so that no signal ends this process and leaves the program behind.

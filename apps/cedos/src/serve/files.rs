@@ -20,9 +20,10 @@ use cedos_http::{ByteRanges, RangeDecision};
 use futures_util::stream::{self, StreamExt};
 use http::header::{
     ACCEPT, ACCEPT_RANGES, ALLOW, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_SECURITY_POLICY,
-    CONTENT_TYPE, ETAG, IF_RANGE, LAST_MODIFIED, LOCATION, RANGE, VARY, X_CONTENT_TYPE_OPTIONS,
+    CONTENT_TYPE, ETAG, IF_NONE_MATCH, IF_RANGE, LAST_MODIFIED, LOCATION, RANGE, VARY,
+    X_CONTENT_TYPE_OPTIONS,
 };
-use http::{Method, Request, Response, StatusCode};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::Frame;
@@ -57,7 +58,7 @@ pub enum HiddenFiles {
 pub enum DirectoryAccess {
     /// Directories are not found.
     Refused,
-    /// Directories are listed.
+    /// Requests for directories are answered with a listing.
     Listed,
 }
 
@@ -130,6 +131,13 @@ impl FileService {
         let validator = format!("\"{length:x}-{changed:x}\"");
         let modified = httpdate::fmt_http_date(about.modified()?.max(UNIX_EPOCH));
         let text = |name| request.headers().get(name).and_then(|v| v.to_str().ok());
+        if is_named(request.headers(), &validator) {
+            let answer = Response::builder()
+                .status(StatusCode::NOT_MODIFIED)
+                .header(ETAG, &validator)
+                .header(LAST_MODIFIED, modified);
+            return answer.body(empty()).map_err(std::io::Error::other);
+        }
         let same = text(IF_RANGE).is_none_or(|asked| asked == validator);
         let ranges = text(RANGE).filter(|_| same).and_then(ByteRanges::parse);
         let part = ranges.map_or(RangeDecision::Whole, |ranges| ranges.decide(Some(length)));
@@ -214,7 +222,7 @@ impl FileService {
         })
     }
 
-    /// What is in an open directory: the names that a client may ask for.
+    /// Lists an open directory: the names that a client may ask for.
     fn list(&self, directory: &std::fs::File, path: String) -> std::io::Result<DirectoryList> {
         // The directory that was resolved, although its name may mean another one by now.
         let names = std::fs::read_dir(format!("/proc/self/fd/{}", directory.as_raw_fd()))?;
@@ -295,6 +303,15 @@ impl FileService {
         }
         Err(Errno::EAGAIN)
     }
+}
+
+/// Whether `If-None-Match` names this version of a file (RFC 9110 §13.1.2).
+fn is_named(fields: &HeaderMap, validator: &str) -> bool {
+    let lists = fields.get_all(IF_NONE_MATCH).iter();
+    let mut tags = lists.flat_map(|list| list.to_str().unwrap_or_default().split(','));
+    tags.any(
+        |tag| matches!(tag.trim(), tag if tag == "*" || tag.trim_start_matches("W/") == validator),
+    )
 }
 
 fn bytes_of(file: File, length: u64) -> FileBody {
@@ -483,6 +500,35 @@ mod tests {
         let (status, range, _, body) = ask("bytes=10-", None).await;
         assert_eq!((status, body.len()), (416, 0));
         assert_eq!(range.as_deref(), Some("bytes */10"));
+    }
+
+    #[tokio::test]
+    async fn a_client_that_has_the_file_hears_that_it_did_not_change() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("file");
+        std::fs::write(&path, "0123456789").unwrap();
+        let files = service(root.path(), HiddenFiles::Refused);
+        let ask = async |tags: &str| {
+            let request = Request::builder().uri("/file").header(IF_NONE_MATCH, tags);
+            let answer = files.answer(&request.body(()).unwrap()).await;
+            let (head, body) = answer.into_parts();
+            let tag = head.headers[ETAG].to_str().unwrap().to_owned();
+            let length = body.collect().await.unwrap().to_bytes().len();
+            (head.status.as_u16(), length, tag)
+        };
+        let (status, length, tag) = ask("\"other\"").await;
+        assert_eq!((status, length), (200, 10));
+        for known in [
+            tag.clone(),
+            format!("W/{tag}"),
+            format!("\"other\", {tag}"),
+            "*".to_owned(),
+        ] {
+            assert_eq!(ask(&known).await, (304, 0, tag.clone()), "{known}");
+        }
+        std::fs::write(&path, "01234567890").unwrap();
+        let (status, length, _) = ask(&tag).await;
+        assert_eq!((status, length), (200, 11));
     }
 
     #[tokio::test]

@@ -20,6 +20,7 @@ use d2tp_driver::ServerList;
 use d2tp_links::{ClassRule, ClassRules};
 use d2tp_sched::CostPolicy;
 use d2tp_sched::SchedulerKind;
+use d2tp_session::DrwaLambda;
 use tokio::sync::watch;
 
 use super::agent_sandbox;
@@ -27,6 +28,7 @@ use super::agent_unit;
 use super::descriptor_limit::raise_descriptor_limit;
 use super::key;
 use super::proxy_options::ProxyOptions;
+use super::queue_keeper;
 use super::transfer_args::{stop_on_signal, word_parser};
 use crate::help::EXPERT;
 
@@ -88,10 +90,15 @@ pub struct AgentArgs {
     #[arg(long, value_name = "CMD")]
     when_not_free: Option<String>,
 
+    /// Keep the queues of slow networks short for all TCP connections of this user's programs, as they are: limit the
+    /// round trip to LAMBDA times the shortest one, where it grows beyond [default without a value: 3]. Linux only
+    #[arg(long, value_name = "LAMBDA", num_args = 0..=1, require_equals = true, default_missing_value = "3")]
+    short_queues: Option<DrwaLambda>,
+
     /// Exit after this time without a transfer that goes on and without a program that is connected
     /// [default without a value: 5min]. Commands start the agent like this if none runs
     #[arg(long, value_name = "SPAN", num_args = 0..=1, require_equals = true, value_parser = option_parsers::parse_span,
-          conflicts_with_all = ["proxy", "metrics", "when_free", "when_not_free"])]
+          conflicts_with_all = ["proxy", "metrics", "when_free", "when_not_free", "short_queues"])]
     exit_when_idle: Option<Option<Duration>>,
 
     /// Keep every right of this user, and start the commands of --when-free in this process. Without this option, the
@@ -114,6 +121,16 @@ pub struct AgentArgs {
     /// Run the hooks for an agent that is in its sandbox, one for each byte on standard input
     #[arg(long, hide = true, conflicts_with = "install")]
     run_hooks: bool,
+
+    /// Keep queues short for an agent that is in its sandbox, until standard input ends
+    #[arg(
+        long,
+        hide = true,
+        value_name = "LAMBDA",
+        require_equals = true,
+        conflicts_with = "install"
+    )]
+    keep_queues_short: Option<DrwaLambda>,
 }
 
 /// What an agent has of its sandbox before it has threads.
@@ -121,6 +138,8 @@ pub struct AgentArgs {
 pub struct AgentStart {
     /// The pipe to the process that runs the hooks.
     hook_runner: Option<File>,
+    /// The pipe to the process that keeps queues short, which ends with it.
+    queue_keeper: Option<File>,
     /// What holds of the sandbox, if it is in one.
     sandbox: Option<SandboxReport>,
 }
@@ -130,14 +149,19 @@ pub struct AgentStart {
 /// # Errors
 /// The process for hooks cannot be started, or the settings make no sense.
 pub fn prepare(args: &AgentArgs) -> anyhow::Result<AgentStart> {
-    if args.install || args.uninstall || args.run_hooks {
+    if args.install || args.uninstall || args.run_hooks || args.keep_queues_short.is_some() {
         return Ok(AgentStart::default());
     }
     let settings = UserSettings::load(args.config.as_deref())?;
+    let lambda = args.queue_factor(&settings);
+    let queue_keeper = lambda.map(queue_keeper::start).transpose()?;
     let is_wanted = settings.parsed("agent.sandbox", str::parse).unwrap_or(true);
     if args.no_sandbox || !is_wanted {
         agent_sandbox::stay_out();
-        return Ok(AgentStart::default());
+        return Ok(AgentStart {
+            queue_keeper,
+            ..AgentStart::default()
+        });
     }
     let hook_runner = agent_sandbox::start_hook_runner(&args.hooks(None))?;
     let sandbox = Some(agent_sandbox::enter(
@@ -145,11 +169,19 @@ pub fn prepare(args: &AgentArgs) -> anyhow::Result<AgentStart> {
     ));
     Ok(AgentStart {
         hook_runner,
+        queue_keeper,
         sandbox,
     })
 }
 
 impl AgentArgs {
+    /// How many times the shortest round trip queues may make of it, if they are kept short.
+    fn queue_factor(&self, settings: &UserSettings) -> Option<DrwaLambda> {
+        let is_wanted = settings.parsed("agent.short_queues", str::parse);
+        let by_settings = || is_wanted.unwrap_or(false).then(DrwaLambda::default);
+        self.short_queues.or_else(by_settings)
+    }
+
     /// The hooks, and the process that runs them.
     fn hooks(&self, runner: Option<File>) -> Hooks {
         Hooks {
@@ -170,6 +202,12 @@ pub async fn run(args: AgentArgs, start: AgentStart) -> anyhow::Result<ExitCode>
         agent::run_hooks(&args.hooks(None), std::io::stdin().lock());
         return Ok(ExitCode::SUCCESS);
     }
+    if let Some(lambda) = args.keep_queues_short {
+        queue_keeper::run(lambda)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    // Ends with this function.
+    let _queue_keeper = start.queue_keeper;
     if args.uninstall {
         return agent_unit::uninstall().await;
     }
@@ -186,6 +224,7 @@ pub async fn run(args: AgentArgs, start: AgentStart) -> anyhow::Result<ExitCode>
     stop_on_signal(stop).context("signals")?;
     let settings = UserSettings::load(args.config.as_deref())?;
     settings.use_http_proxy();
+    settings.use_local_hints();
     let address = args
         .proxy
         .or_else(|| settings.parsed("agent.proxy", str::parse));
@@ -221,6 +260,7 @@ pub async fn run(args: AgentArgs, start: AgentStart) -> anyhow::Result<ExitCode>
         .unwrap_or(true);
     let look_every = || settings.parsed("agent.look_every", option_parsers::parse_span);
     let hooks = args.hooks(start.hook_runner);
+    let path_drwa = args.queue_factor(&settings);
     let options = AgentOptions {
         socket: None,
         flags: ClassRules { rules: args.link },
@@ -233,6 +273,7 @@ pub async fn run(args: AgentArgs, start: AgentStart) -> anyhow::Result<ExitCode>
         hooks,
         local_proxy: local,
         exit_when_idle: exit_when_idle.map(|span| span.unwrap_or(agent::IDLE_MAX)),
+        path_drwa,
     };
     if args.detached {
         nix::unistd::setsid().context("cannot leave the terminal")?;

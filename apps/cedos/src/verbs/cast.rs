@@ -145,6 +145,9 @@ enum CastVerb {
         /// When to use metered networks: free-only, free-first, balanced, fast, any; `default` is the device's
         #[arg(long, help_heading = COST_AND_TIME)]
         policy: Option<String>,
+        /// Where an episode has several files: original (the podcast's own), audio (rather than a video), smallest
+        #[arg(long, value_name = "WHICH", value_parser = ["original", "audio", "smallest"])]
+        file: Option<String>,
         #[command(flatten)]
         output: CastOutput,
     },
@@ -368,6 +371,7 @@ fn request(verb: CastVerb) -> anyhow::Result<Result<(PodcastRequest, bool), Stri
             keep,
             keep_size,
             policy,
+            file,
             output,
         } => {
             let schedule = (!schedule.is_empty()).then(|| schedule.join(" "));
@@ -377,6 +381,7 @@ fn request(verb: CastVerb) -> anyhow::Result<Result<(PodcastRequest, bool), Stri
                 keep,
                 keep_bytes: keep_size,
                 policy,
+                file,
             };
             (request, output.json)
         }

@@ -46,7 +46,7 @@ pub struct ConfigArgs {
 enum ConfigVerb {
     /// Show every setting, its value, and where that is from (the default)
     Show {
-        /// Only this one, such as transfer.policy
+        /// Show only this setting, such as transfer.policy
         key: Option<String>,
     },
     /// Set a value in your file

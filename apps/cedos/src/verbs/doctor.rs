@@ -22,17 +22,19 @@ use cedos_agent::fetch::state_directory::state_directory;
 use cedos_agent::key::{device_key_path, load_device_key};
 use cedos_agent::settings::{self, UserSettings};
 use cedos_sandbox::check_file_restriction;
-use cedos_terminal::print_stdout;
+use cedos_terminal::{print_stdout, without_error_numbers};
 use clap::Args;
 use d2tp_driver::{
-    Device, SecretKey, ServerAddress, ServerList, SessionEvent, VersionProbeAnswer, look_up_nodes,
-    probe_version,
+    Device, FlowSettings, SecretKey, ServerAddress, ServerList, SessionEvent, VersionProbeAnswer,
+    look_up_nodes, probe_version,
 };
 use d2tp_links::{ClassRules, Link, LinkKind};
 use d2tp_power::LinuxMachine;
 use d2tp_stream::{StreamTarget, connect, http_proxy_for};
 use nix::sys::statvfs::statvfs;
 use serde::Serialize;
+use serde_json::Value;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpSocket;
 use tokio::sync::broadcast::error::RecvError;
 
@@ -43,6 +45,12 @@ use super::proxy_options::ProxyOptions;
 const PROXY_PATIENCE: Duration = Duration::from_secs(5); // a guess: handshakes are repeated after 0.6, 1.2 and 2 s
 /// How long the packet size may take to be found.
 const PACKET_SIZE_PATIENCE: Duration = Duration::from_secs(2); // a guess: some round trips
+/// The size of packets with which paths begin.
+const PACKET_BYTES_FIRST: usize = 1200; // R-HS-5
+/// The bytes that are sent before packet sizes are looked at: twice of what a path carries before it is probed.
+const PADDING_BYTES: usize = 16 * 1024;
+/// The most bytes of the proxy's answer.
+const ANSWER_BYTES_MAX: u64 = 64 * 1024;
 /// Free room on a disk below which downloads are likely to fill it.
 const ROOM_MIN: u64 = 1_000_000_000; // a guess
 /// Round trips from which on a proxy is slow to use.
@@ -67,7 +75,7 @@ pub struct DoctorArgs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum FindingStatus {
-    /// All is well.
+    /// The checked part works.
     Good,
     /// Something is missing that not everybody needs.
     Note,
@@ -81,7 +89,7 @@ struct Finding {
     name: &'static str,
     status: FindingStatus,
     text: String,
-    /// What to do.
+    /// What the user can do about the finding.
     advice: Option<String>,
 }
 
@@ -117,7 +125,8 @@ impl Finding {
             FindingStatus::Note => "note",
             FindingStatus::Bad => "BAD ",
         };
-        print_stdout(&format!("{mark}  {}: {}", self.name, self.text));
+        let text = without_error_numbers(&self.text);
+        print_stdout(&format!("{mark}  {}: {text}", self.name));
         if let Some(advice) = &self.advice {
             print_stdout(&format!("      {advice}"));
         }
@@ -456,7 +465,7 @@ async fn check_session(address: &ServerAddress, server: &str, key: SecretKey) ->
                 "proxy key",
                 format!("{server} has the key that is pinned, and lets this device in"),
             )];
-            found.push(packet_size(&device).await);
+            found.push(packet_size(&device, server).await);
             found
         }
         (Ok(false), Some(end)) => {
@@ -477,9 +486,12 @@ async fn check_session(address: &ServerAddress, server: &str, key: SecretKey) ->
 }
 
 /// The largest packet that the path to the proxy carries.
-async fn packet_size(device: &Device) -> Finding {
+async fn packet_size(device: &Device, server: &str) -> Finding {
     let size = || device.paths().first().map(|path| (path.mtu, path.rtt));
     let begun = tokio::time::Instant::now();
+    // Without payload, sizes are not probed; a proxy that does not answer is seen by the sizes.
+    let refused = send_refused_request(device, server);
+    let _ = tokio::time::timeout(PACKET_SIZE_PATIENCE / 2, refused).await;
     let mut last = size();
     // It grows by probes, a round trip each.
     while begun.elapsed() < PACKET_SIZE_PATIENCE {
@@ -490,15 +502,35 @@ async fn packet_size(device: &Device) -> Finding {
         }
         last = now;
     }
-    match last {
-        Some((bytes, rtt)) => {
-            let ms = rtt.as_secs_f64() * 1e3;
-            Finding::good(
-                "path",
-                format!("packets of {bytes} bytes pass, round trip {ms:.1} ms"),
-            )
-        }
-        None => Finding::note("path", "it ended before it was measured", "try again"),
+    last.map_or_else(
+        || Finding::note("path", "it ended before it was measured", "try again"),
+        |(bytes, rtt)| path_finding(bytes, rtt.into()),
+    )
+}
+
+/// Sends a request with a long head that no proxy carries out, and reads the answer.
+async fn send_refused_request(device: &Device, server: &str) -> anyhow::Result<()> {
+    let mut flow = device.open(FlowSettings::default())?;
+    let padding = "x".repeat(PADDING_BYTES);
+    let head = format!("OPTIONS * HTTP/1.1\r\nhost: {server}\r\npadding: {padding}\r\n\r\n");
+    flow.write_all(head.as_bytes()).await?;
+    flow.shutdown().await?;
+    let mut answer = flow.take(ANSWER_BYTES_MAX);
+    tokio::io::copy(&mut answer, &mut tokio::io::sink()).await?;
+    Ok(())
+}
+
+/// What the sizes of packets that pass say about a path.
+fn path_finding(bytes: usize, rtt: Duration) -> Finding {
+    let ms = rtt.as_secs_f64() * 1e3;
+    let text = format!("packets of {bytes} bytes pass, round trip {ms:.1} ms");
+    match bytes <= PACKET_BYTES_FIRST {
+        true => Finding::note(
+            "path",
+            text + "; larger ones do not",
+            "transfers work, and cost more processor time: a tunnel or VPN on the way has a small MTU",
+        ),
+        false => Finding::good("path", text),
     }
 }
 
@@ -643,9 +675,23 @@ async fn check_agent() -> Finding {
     let Some(mut agent) = AgentApiClient::connect().await else {
         return Finding::good("agent", "does not run; commands that need it start it");
     };
-    let hello = agent.ask(&AgentRequest::Hello).await.ok();
-    let pid = hello.and_then(|hello| hello["pid"].as_u64());
-    match pid.and_then(has_filter) {
+    let hello = agent.ask(&AgentRequest::Hello).await.unwrap_or_default();
+    let is_filtered = hello["pid"].as_u64().and_then(has_filter);
+    agent_finding(&hello, is_filtered)
+}
+
+/// What an agent that answers is like; `is_filtered` is none if the system does not say.
+fn agent_finding(hello: &Value, is_filtered: Option<bool>) -> Finding {
+    let own = env!("CARGO_PKG_VERSION");
+    let running = hello["agent"].as_str().unwrap_or(own);
+    if running != own {
+        return Finding::note(
+            "agent",
+            format!("version {running} runs, and this is {own}"),
+            "start it again: `systemctl --user restart cedos-agent`, or end it; its transfers continue",
+        );
+    }
+    match is_filtered {
         Some(false) => Finding::note(
             "agent",
             "runs without its sandbox",
@@ -693,6 +739,24 @@ mod tests {
         let told = serde_json::to_value(&bad).unwrap();
         assert_eq!(told["status"], "bad");
         assert_eq!(Finding::good("x", "works").advice, None);
+    }
+
+    #[test]
+    fn a_path_that_carries_only_the_smallest_packets_is_named() {
+        let rtt = Duration::from_millis(40);
+        let small = path_finding(PACKET_BYTES_FIRST, rtt);
+        assert_eq!(small.status, FindingStatus::Note);
+        assert_eq!(path_finding(1472, rtt).status, FindingStatus::Good);
+    }
+
+    #[test]
+    fn an_agent_that_is_older_than_its_command_is_named() {
+        let hello = |version| serde_json::json!({"agent": version, "pid": 1});
+        let older = agent_finding(&hello("0.0.9"), Some(true));
+        assert_eq!(older.status, FindingStatus::Note);
+        assert!(older.text.contains("0.0.9"), "{}", older.text);
+        let same = agent_finding(&hello(env!("CARGO_PKG_VERSION")), Some(true));
+        assert_eq!(same.status, FindingStatus::Good);
     }
 
     #[test]

@@ -16,12 +16,12 @@ use super::credentials::{CookieArgs, CredentialArgs, hide_passwords};
 use super::device_links::watch_links;
 use super::log_levels::log_if_chosen;
 use super::qlog::QlogArgs;
+use super::request_args::RequestArgs;
 use super::transfer_args::{TransferArgs, stop_on_signal};
 use super::url_list::{parse_url, read_urls};
 use super::{get_batch, get_plan, handover};
 use crate::help::{COST_AND_TIME, EXPERT, TRUST};
 use cedos_agent::fetch::forget::forget;
-use cedos_agent::fetch::header;
 use cedos_agent::fetch::jobs::{self, JobState};
 use cedos_agent::fetch::measured_rates::MeasuredRates;
 use cedos_agent::fetch::older_versions::OLDER_MAX;
@@ -80,33 +80,18 @@ pub struct GetArgs {
     #[arg(long, value_name = "sha256:HEX", value_parser = parse_integrity, conflicts_with = "every", help_heading = TRUST)]
     pub(super) integrity: Option<String>,
 
-    /// Use the proxy only as a tunnel: with https it then sees nothing but host and port. Always on for
-    /// URLs with credentials
-    #[arg(long, help_heading = TRUST)]
-    sealed: bool,
-
     /// Discard a stopped download: remove its partial file, and have the proxy free its copy
     #[arg(long, conflicts_with_all = ["detach", "dry_run", "every"])]
     forget: bool,
 
-    /// Add a header field to the request, such as 'Accept: audio/mpeg'; repeatable. Fields that look like
-    /// credentials are sent to no other server, and to no proxy (see --sealed)
-    #[arg(short = 'H', long, value_name = "FIELD", value_parser = parse_header)]
-    header: Vec<String>,
+    #[command(flatten)]
+    request: RequestArgs,
 
     #[command(flatten)]
     credentials: CredentialArgs,
 
     #[command(flatten)]
     cookies: CookieArgs,
-
-    /// Trust the certificate authorities in FILE (PEM) besides the system's
-    #[arg(long, value_name = "FILE", help_heading = TRUST)]
-    ca: Option<PathBuf>,
-
-    /// Follow a redirect from https to http
-    #[arg(long, help_heading = TRUST)]
-    allow_downgrade: bool,
 
     /// Show what would be done, and why; download nothing. Asks the server for the size, if a free
     /// network is up
@@ -143,11 +128,6 @@ pub(super) fn parse_rate(text: &str) -> Result<u64, String> {
 
 fn parse_integrity(text: &str) -> Result<String, String> {
     order::parse_integrity(text).map(|_| text.to_owned())
-}
-
-/// Parses a header field; returns it as it was written, once it makes sense.
-fn parse_header(text: &str) -> Result<String, String> {
-    header::parse(text).map(|_| text.to_owned())
 }
 
 /// The directory for downloads that name no file, if the settings name one.
@@ -424,7 +404,7 @@ fn detach(
     Ok(TransferExit::Done)
 }
 
-/// What is promised of a download that was just begun, if that is known soon.
+/// The promise to meet the deadline of a download that was just begun, if its size becomes known soon.
 fn first_promise(id: u64) -> Option<DeadlinePromise> {
     let begun = Instant::now();
     while begun.elapsed() < handover::SIZE_KNOWN_WITHIN {
@@ -483,10 +463,7 @@ impl GetArgs {
         order.keep_older = self.keep;
         order.integrity = self.integrity.clone();
         order.limit_rate = self.limit_rate;
-        order.allow_downgrade = self.allow_downgrade;
-        order.headers.clone_from(&self.header);
-        order.sealed = self.sealed;
-        order.ca.clone_from(&self.ca);
+        self.request.apply_to(&mut order);
         Ok(order)
     }
 }

@@ -131,7 +131,7 @@ fn said(failure: TransferFailure) -> anyhow::Error {
     anyhow!(failure.text)
 }
 
-/// Lists them.
+/// Lists the transfers in the background.
 pub async fn ls(args: LsArgs) -> anyhow::Result<ExitCode> {
     let transfers = match args.clear {
         true => clear().await?,
@@ -169,7 +169,7 @@ async fn all() -> anyhow::Result<Vec<Value>> {
     })
 }
 
-/// Has those forgotten that have ended; returns them.
+/// Makes the agent forget the transfers that have ended, and returns them.
 async fn clear() -> anyhow::Result<Vec<Value>> {
     Ok(match AgentApiClient::connect().await {
         Some(mut agent) => transfers_in(&agent.ask(&AgentRequest::Clear).await.map_err(said)?),
@@ -181,7 +181,7 @@ fn transfers_in(answer: &Value) -> Vec<Value> {
     answer["transfers"].as_array().cloned().unwrap_or_default()
 }
 
-/// Shows one.
+/// Shows one transfer in the background.
 pub async fn status(args: JobArgs) -> anyhow::Result<ExitCode> {
     let transfer = one(&args, |id| AgentRequest::Status { id }).await?;
     show(&transfer, args.json, true);
@@ -215,7 +215,7 @@ async fn for_each(
     ExitCode::from(code)
 }
 
-/// Stops some.
+/// Cancels transfers in the background.
 pub async fn cancel(args: JobsArgs) -> anyhow::Result<ExitCode> {
     let stop = async |id| cancel_one(id, args.json).await;
     Ok(for_each("cancel", &args.ids, stop).await)
@@ -322,7 +322,7 @@ async fn ask_for_each(
     Ok(for_each(verb, &args.ids, ask).await)
 }
 
-/// Changes its terms.
+/// Changes the terms of a transfer in the background.
 pub async fn edit(args: EditArgs) -> anyhow::Result<ExitCode> {
     let deadline = match (&args.by, args.within) {
         (Some(by), _) => match parse_deadline(by, &Zoned::now()) {
@@ -373,7 +373,7 @@ pub async fn edit(args: EditArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// How long it takes until changed terms take effect.
+/// The time until changed terms take effect.
 const EPOCH: Duration = Duration::from_millis(1_200); // a scheduling epoch, and a little
 
 /// The terms as they are now, and what is promised on them.
@@ -566,7 +566,7 @@ fn last_run_text(transfer: &Value, now: &Zoned) -> Option<String> {
     ))
 }
 
-/// What is known of a transfer that waits for its next run.
+/// The lines about the schedule of a transfer that waits for its next run.
 fn schedule_of(transfer: &Value, now: &Zoned) -> Vec<(&'static str, String)> {
     let (event, id) = (&transfer["last"], &transfer["id"]);
     let mut lines = Vec::new();

@@ -42,7 +42,12 @@ pub async fn submit(
     order: TransferOrder,
     json: bool,
 ) -> Result<TransferExit, TransferFailure> {
-    let (verb, due) = (order.verb, order.deadline.is_some());
+    let due = order.deadline.is_some();
+    let kind = match (order.verb, &order.mirror) {
+        (_, Some(_)) => "mirror",
+        (TransferVerb::Get, None) => "download",
+        (TransferVerb::Put, None) => "upload",
+    };
     let answer = add(&mut agent, order, true, true).await?;
     let id = answer["id"].as_u64().unwrap_or(0);
     if json {
@@ -59,12 +64,8 @@ pub async fn submit(
     } else {
         print_stdout(&id.to_string());
         print_stderr(&format!(
-            "The agent carries out {} {id}. See also: cedos why {id}, cedos wait {id}, cedos cancel {id}, \
-             cedos ls",
-            match verb {
-                TransferVerb::Get => "download",
-                TransferVerb::Put => "upload",
-            }
+            "The agent carries out {kind} {id}. See also: cedos why {id}, cedos wait {id}, cedos cancel {id}, \
+             cedos ls"
         ));
         if let Some(text) = next_run_text(&answer, &Zoned::now()) {
             print_stderr(&format!("The first run {text}"));
@@ -97,7 +98,7 @@ pub fn next_run_text(scheduled: &Value, now: &Zoned) -> Option<String> {
     })
 }
 
-/// What is promised of one that was just begun, if that is known soon.
+/// The promise to meet the deadline of a transfer that was just begun, if its size becomes known soon.
 async fn first_promise(agent: &mut AgentApiClient) -> Option<DeadlinePromise> {
     let size_known = async {
         loop {
@@ -135,17 +136,29 @@ pub fn warn_if_unlikely(promised: &DeadlinePromise) {
 /// # Errors
 /// The agent does not take it.
 pub async fn submit_and_follow(
-    mut agent: AgentApiClient,
+    agent: AgentApiClient,
     order: TransferOrder,
     observer: &mut dyn TransferObserver,
     json: bool,
+) -> FollowResult {
+    submit_and_watch(agent, order, &mut show_by(observer, json)).await
+}
+
+/// Hands it over and passes its events to `show` until it ends; signals as in [`submit_and_follow`].
+///
+/// # Errors
+/// The agent does not take it.
+pub async fn submit_and_watch(
+    mut agent: AgentApiClient,
+    order: TransferOrder,
+    show: &mut dyn FnMut(&Value),
 ) -> FollowResult {
     let answer = add(&mut agent, order, false, true).await?;
     let id = answer["id"].as_u64().unwrap_or(0);
     let (stop, stopped) = watch::channel(false);
     stop_except_on_hangup(stop)
         .map_err(|error| TransferFailure::error(format!("signals: {error}")))?;
-    attend(agent, id, observer, json, Some(stopped)).await
+    attend(agent, id, show, Some(stopped)).await
 }
 
 /// Follows a transfer that the agent has.
@@ -159,7 +172,7 @@ pub async fn follow_existing(
     json: bool,
 ) -> FollowResult {
     agent.ask(&AgentRequest::Watch { id: Some(id) }).await?;
-    attend(agent, id, observer, json, None).await
+    attend(agent, id, &mut show_by(observer, json), None).await
 }
 
 /// Adds a transfer to the agent's queue. Returns the agent's answer, with its number and its file.
@@ -180,11 +193,21 @@ pub async fn add(
     agent.ask(&request).await
 }
 
+/// Shows events as JSON lines, or by an observer.
+fn show_by(observer: &mut dyn TransferObserver, json: bool) -> impl FnMut(&Value) {
+    move |event: &Value| {
+        if json {
+            print_stdout(&event.to_string());
+        } else if let Ok(event) = serde_json::from_value::<TransferEvent>(event.clone()) {
+            observer.on_event(&event);
+        }
+    }
+}
+
 async fn attend(
     mut agent: AgentApiClient,
     id: u64,
-    observer: &mut dyn TransferObserver,
-    json: bool,
+    show: &mut dyn FnMut(&Value),
     mut stop: Option<watch::Receiver<bool>>,
 ) -> FollowResult {
     let mut waited_for = Value::Null;
@@ -217,11 +240,8 @@ async fn attend(
         if event["event"] != "note" {
             waited_for = event["reason"].clone();
         }
-        if json {
-            print_stdout(&event.to_string());
-        } else if let Ok(event) = serde_json::from_value::<TransferEvent>(event.clone()) {
-            observer.on_event(&event);
-        } else if event["event"] == "paused" {
+        show(&event);
+        if event["event"] == "paused" {
             print_stderr(&format!("paused; resume it with `cedos resume {id}`"));
         }
         if matches!(event["event"].as_str(), Some("done" | "error")) {

@@ -303,7 +303,7 @@ enum JoinError {
     OtherVersion,
     /// The port is closed.
     NobodyListens,
-    /// Nothing came back.
+    /// The proxy did not answer.
     Silent,
     /// The host's name has no address, or the device no socket.
     Local(String),
@@ -352,7 +352,7 @@ impl JoinError {
     }
 }
 
-/// Has the proxy enrol this device. Returns the name under which it did.
+/// Asks the proxy to enrol this device. Returns the name under which it was enrolled.
 async fn enrol(
     invitation: &Invitation,
     key: &SecretKey,
@@ -522,6 +522,7 @@ mod tests {
                 stream: None,
                 nodes: Default::default(),
                 requires_hybrid: false,
+                round_trip: None,
             },
             secret: InvitationSecret::generate(expires_s),
         }

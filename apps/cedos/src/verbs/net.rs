@@ -14,7 +14,7 @@ use cedos_agent::fetch::report::{human_bytes, print_stderr, print_stdout};
 use cedos_agent::fetch::session_refusal::host_and_port;
 use cedos_agent::settings;
 use clap::{Args, Subcommand};
-use d2tp_driver::{ServerList, nearest_server};
+use d2tp_driver::{HintSource, ServerList, nearest_server};
 use d2tp_links::{CapCutoff, ClassRules, Link};
 use d2tp_session::Span;
 use serde_json::{Value, json};
@@ -65,11 +65,11 @@ pub struct BudgetArgs {
 enum BudgetVerb {
     /// Show it (the default)
     Show,
-    /// Set it
+    /// Set what a network costs
     Set {
         /// Metered data in a period: 2G, or `none` for no limit
         #[arg(value_parser = parse_cap)]
-        cap: Option<Cap>,
+        cap: Option<CapArgument>,
         /// The day of the month on which a period begins
         #[arg(long, value_name = "DAY", value_parser = clap::value_parser!(i8).range(1..=31))]
         reset_day: Option<i8>,
@@ -87,12 +87,12 @@ fn parse_cutoff(text: &str) -> Result<CapCutoff, String> {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Cap(Option<u64>);
+struct CapArgument(Option<u64>);
 
-fn parse_cap(text: &str) -> Result<Cap, String> {
+fn parse_cap(text: &str) -> Result<CapArgument, String> {
     match text {
-        "none" => Ok(Cap(None)),
-        size => option_parsers::parse_bytes(size).map(|bytes| Cap(Some(bytes))),
+        "none" => Ok(CapArgument(None)),
+        size => option_parsers::parse_bytes(size).map(|bytes| CapArgument(Some(bytes))),
     }
 }
 
@@ -255,6 +255,8 @@ fn show(link: &Value, json: bool) {
         Some("unreachable") => ", reaches the proxy neither over UDP nor over TCP",
         _ => "",
     };
+    let hints = link["proxy_hints"].as_array().into_iter().flatten();
+    let hints: String = hints.filter_map(proxy_hint).collect();
     let cap = &link["cap"];
     let cap = match (cap["used"].as_u64(), cap["cap"].as_u64()) {
         (Some(used), Some(cap)) => {
@@ -273,12 +275,28 @@ fn show(link: &Value, json: bool) {
         false => format!(", carries {}", on_it.join(" ")),
     };
     print_stdout(&format!(
-        "{}: {}, {} ({}){on}{portal}{udp}{usable}{rate}{trip}{cap}{on_it}",
+        "{}: {}, {} ({}){on}{portal}{udp}{hints}{usable}{rate}{trip}{cap}{on_it}",
         text("link"),
         text("kind"),
         text("class"),
         text("because")
     ));
+}
+
+/// Where a network says that the proxy is, once it is known whether that is true.
+fn proxy_hint(hint: &Value) -> Option<String> {
+    let address = hint["address"].as_str()?;
+    let said = match hint["source"].as_str() {
+        Some("dhcp") => HintSource::Dhcp,
+        _ => HintSource::Announced,
+    };
+    let said = said.describe();
+    match hint["holds_key"].as_bool()? {
+        true => Some(format!(", proxy at {address} ({said})")),
+        false => Some(format!(
+            ", {address} {said} as the proxy, but does not prove its key"
+        )),
+    }
 }
 
 /// Shows or sets the allowance.

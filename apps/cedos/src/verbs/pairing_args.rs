@@ -60,7 +60,7 @@ pub struct PairingArgs {
 
 /// A device's session with the proxy at which it meets another one.
 pub struct PairingSession {
-    /// The session.
+    /// The session with the proxy.
     pub device: Device,
     /// This device's key.
     pub key: SecretKey,

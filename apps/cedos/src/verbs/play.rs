@@ -17,7 +17,7 @@ use cedos_agent::fetch::outcome::{TransferExit, TransferFailure};
 /// How long a player may take to end after it was asked to.
 const FAREWELL: Duration = Duration::from_secs(3); // a guess
 
-/// In the player's words, this stands for the link.
+/// The argument of the player's command that stands for the link.
 const PLACE: &str = "{}";
 
 /// Play URL in a player, through a link on this machine: cedos play URL -- mpv

@@ -1,54 +1,32 @@
-//! `cedos prox`: run D2Prox.
-//!
-//! This file turns options into a [`ProxConfig`] and a D2TP server, prints its address, and waits
-//! for SIGTERM or Ctrl-C. Clients that are not admitted are refused in the handshake.
+//! `cedos prox`: the options of D2Prox, and the [`ProxConfig`] that they make. `prox_process.rs` runs it.
 
-use cedos_terminal::{LogWriter, print_stdout, stdout_result};
-use std::fs::{DirBuilder, File, TryLockError};
-use std::io::ErrorKind;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
-use std::os::fd::AsFd;
-use std::os::unix::fs::DirBuilderExt as _;
-use std::path::{Path, PathBuf};
-use std::process::ExitCode;
-use std::sync::Arc;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
 use cedos_agent::fetch::option_parsers::parse_bytes;
-use cedos_agent::metrics_listener::MetricsListener;
 use cedos_agent::settings::SettingsError;
 use cedos_prox::{
-    ACME_DIRECTORY_DEFAULT, AccessDetail, AcmeOptions, ControlError, ControlServer, METRICS_TYPE,
-    Prox, ProxConfig, ProxyTakeover, StandbyOutcome, TakeoverOffer, TcpFlowListener, TunnelHelper,
-    accept_until, await_replacement, finish_within_grace, is_standby, keep_certificate, parse_key,
+    ACME_DIRECTORY_DEFAULT, AccessDetail, AcmeOptions, ProxConfig, is_standby, parse_key,
 };
-use cedos_sandbox::SandboxReport;
+use cedos_terminal::LogWriter;
 use clap::{Args, ValueEnum};
-use d2tp_driver::{
-    DrwaLambda, EndpointConfig, HibernationOptions, Journal, JournalBatch, JournalError,
-    MemoryPool, PublicKey, RecordStore, STREAM_PORT_DEFAULT, SecretKey, Server, ServerAddress,
-    ServerOptions, SocketsAfter, StreamIdentity, TcpStreamAcceptor,
-};
-use d2tp_links::{ClassRules, Link, LinkKind, LinkMonitor};
-use d2tp_store::{RedisStore, RedisStoreOptions};
+use d2tp_driver::{DrwaLambda, EndpointConfig, SecretKey, StreamIdentity, TcpStreamAcceptor};
 use d2tp_tcp::multipath;
 use ipnet::IpNet;
-use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio_util::sync::CancellationToken;
 use tracing_subscriber::Layer as _;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use super::balancer_args::BalancerArgs;
-use super::descriptor_limit::raise_descriptor_limit;
 use super::key;
 use super::log_levels::log_levels;
 use super::prox_config::ProxConfigFile;
 use super::prox_control::{self, ProxVerb};
-use super::prox_sandbox::ProxSandbox;
-use super::prox_sockets::{PassedSockets, workers_of};
+use super::prox_sockets::PassedSockets;
+use super::prox_state::create_private_dir;
 use super::qlog::QlogArgs;
 use super::transport::TransportArgs;
 use crate::help::EXPERT;
@@ -94,7 +72,7 @@ impl From<AccessLogDetail> for AccessDetail {
 #[command(args_conflicts_with_subcommands = true)]
 pub struct ProxArgs {
     #[command(subcommand)]
-    verb: Option<ProxVerb>,
+    pub(super) verb: Option<ProxVerb>,
     /// UDP address to listen on
     #[arg(long, value_name = "ADDR", default_value = LISTEN_DEFAULT)]
     pub listen: SocketAddr,
@@ -156,6 +134,10 @@ pub struct ProxArgs {
     /// Let clients reach this network or address; a metadata service only by its own address (repeatable)
     #[arg(long = "allow-net", value_name = "CIDR", value_parser = parse_net)]
     pub allow_nets: Vec<IpNet>,
+    /// Announce this proxy on its local networks (DNS-SD): devices that have its key find it there. Every host of those
+    /// networks learns its key
+    #[arg(long)]
+    pub announce: bool,
     /// Do not relay packets between clients, or between clients and servers that speak D2TP
     #[arg(long)]
     pub no_relay: bool,
@@ -285,6 +267,15 @@ impl ProxArgs {
                     .to_owned(),
             });
         }
+        if config.announce && self.listen.ip().is_loopback() {
+            return Err(SettingsError {
+                path: None,
+                text: format!(
+                    "--announce needs --listen with an address of a local network: {} is this machine's alone",
+                    self.listen
+                ),
+            });
+        }
         if self.tcp_listen.is_some() && config.allow_addresses.is_empty() {
             return Err(SettingsError {
                 path: None,
@@ -296,7 +287,7 @@ impl ProxArgs {
         Ok(config)
     }
 
-    /// What is wrong with the settings of a store that nodes share.
+    /// The error in the settings of a store that nodes share, if there is one.
     fn mistake_in_sharing(&self, config: &ProxConfig) -> Option<&'static str> {
         let is_shared = config.store.is_some();
         if !is_shared && config.node.is_some() {
@@ -320,6 +311,7 @@ impl ProxArgs {
         config.allow_any_client |= self.allow_any_client;
         config.allow_private |= self.allow_private;
         config.relay &= !self.no_relay;
+        config.announce |= self.announce;
         if let Some(path) = &self.ca {
             config.ca_file = Some(path.clone());
         }
@@ -359,7 +351,7 @@ impl ProxArgs {
     }
 
     /// The protocol settings these options ask for.
-    fn endpoint_config(&self, config: &ProxConfig) -> EndpointConfig {
+    pub(super) fn endpoint_config(&self, config: &ProxConfig) -> EndpointConfig {
         let mut protocol = EndpointConfig {
             drwa: self.drwa,
             cid_share: self.balancer.cid_share(),
@@ -367,7 +359,9 @@ impl ProxArgs {
         };
         self.transport.apply(&mut protocol);
         // A session that may sleep sooner counts as silent sooner.
-        protocol.silence_max = protocol.silence_max.min(config.sleep_after.into());
+        if !protocol.has_long_round_trip() {
+            protocol.silence_max = protocol.silence_max.min(config.sleep_after.into());
+        }
         protocol
     }
 
@@ -395,7 +389,7 @@ impl ProxArgs {
     }
 
     /// The listener for devices whose networks block UDP.
-    fn stream_acceptor(
+    pub(super) fn stream_acceptor(
         &self,
         passed: &mut PassedSockets,
     ) -> anyhow::Result<Option<TcpStreamAcceptor>> {
@@ -418,7 +412,10 @@ impl ProxArgs {
     }
 
     /// The listener for clients without D2TP.
-    fn tcp_listener(&self, passed: &mut PassedSockets) -> anyhow::Result<Option<TcpListener>> {
+    pub(super) fn tcp_listener(
+        &self,
+        passed: &mut PassedSockets,
+    ) -> anyhow::Result<Option<TcpListener>> {
         let Some(at) = self.tcp_listen else {
             return Ok(None);
         };
@@ -430,8 +427,8 @@ impl ProxArgs {
         Ok(Some(listener))
     }
 
-    /// What is asked of an ACME authority, if anything.
-    fn acme(&self) -> anyhow::Result<Option<AcmeOptions>> {
+    /// The options for certificates from an ACME authority, if any are requested.
+    pub(super) fn acme(&self) -> anyhow::Result<Option<AcmeOptions>> {
         if self.acme_names.is_empty() {
             return Ok(None);
         }
@@ -459,629 +456,6 @@ impl ProxArgs {
     }
 }
 
-/// Runs `cedos prox` until SIGTERM or Ctrl-C.
-///
-/// # Errors
-/// When the configuration cannot be run.
-pub async fn run(mut args: ProxArgs, sandbox: Option<ProxSandbox>) -> anyhow::Result<ExitCode> {
-    if let Some(verb) = args.verb {
-        return prox_control::run(verb).await;
-    }
-    raise_descriptor_limit();
-    let resumed = match tokio::task::spawn_blocking(await_replacement).await?? {
-        StandbyOutcome::Replaced => return Ok(ExitCode::SUCCESS),
-        StandbyOutcome::Resumed(sockets) => Some(sockets),
-        StandbyOutcome::NotStandby => None,
-    };
-    args.start_log();
-    let tunnel_helper = match sandbox {
-        Some(sandbox) => {
-            log_sandbox(&sandbox.report);
-            sandbox.tunnel_helper
-        }
-        // It has the helper that it had before it began anew.
-        None if resumed.is_some() => TunnelHelper::adopt(),
-        None => None,
-    };
-    args.settle_state_dir()?;
-    let args = Arc::new(args);
-    let config = args.config()?;
-    let has_addresses = !config.allow_addresses.is_empty();
-    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
-    let stopping = CancellationToken::new();
-    let stopped = stopping.clone();
-    tokio::spawn(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = tokio::signal::ctrl_c() => {}
-        }
-        stopped.cancel();
-    });
-    let stop = stopping.clone().cancelled_owned();
-    let key = args.secret_key()?;
-    let mut takeover = None;
-    let is_resumed = resumed.is_some();
-    let mut passed = match resumed {
-        Some(sockets) => {
-            tracing::error!("the new process failed; this one serves again");
-            PassedSockets::of(sockets)?
-        }
-        None => PassedSockets::from_systemd()?,
-    };
-    // systemd keeps its sockets, and devices' packets in them, while no process serves.
-    let are_kept = !passed.is_empty();
-    if let (true, Some(dir)) = (args.upgrade, &args.state_dir) {
-        match ProxyTakeover::begin(dir).await {
-            Ok((begun, sockets)) => {
-                takeover = Some(begun);
-                passed = PassedSockets::of(sockets)?;
-            }
-            Err(ControlError::NotRunning(_)) => {
-                tracing::info!("no proxy runs with this state directory; starting one");
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
-    if let Some(dir) = &args.state_dir {
-        create_private_dir(dir)
-            .with_context(|| format!("cannot make the state directory {}", dir.display()))?;
-    }
-    let shared = SharedStoreSettings::of(&config, &args)?;
-    let sleep_after = Some(config.sleep_after);
-    let mut protocol = args.endpoint_config(&config);
-    let relay_limits = config.relay_limits();
-    let resolver = Arc::new(cedos_prox::SystemResolver);
-    // What can fail does so before a running proxy ends.
-    let prepared = Prox::prepare(config, resolver, args.state_dir.is_some())?;
-    prepared.check_copy_bucket(key.public()).await?;
-    let udp = passed.take_udp(args.listen);
-    // Streams are one worker's; the number that was passed stays whatever --workers says.
-    let passed_workers = workers_of(&udp);
-    anyhow::ensure!(
-        args.stream_listen.is_none() || passed_workers < 2,
-        "--stream-listen needs one worker, and the sockets that were passed are for {passed_workers}: \
-         end the running proxy, and start one with --workers 1"
-    );
-    let stream_acceptor = args.stream_acceptor(&mut passed)?;
-    let tcp_listener = args.tcp_listener(&mut passed)?;
-    let acme = args.acme()?;
-    if let Some(path) = args
-        .access_log
-        .as_deref()
-        .filter(|path| *path != Path::new("-"))
-    {
-        cedos_prox::check_access_log(path)
-            .with_context(|| format!("cannot write the access log {}", path.display()))?;
-    }
-    passed.close_unused();
-    let store = match shared {
-        Some(shared) if is_resumed => Some(shared.open_patiently(&key).await),
-        Some(shared) => Some(shared.open(&key).await?),
-        None => None,
-    };
-    if let Some(takeover) = &mut takeover {
-        takeover.release().await?;
-    }
-    // Held until this process ends.
-    let mut _node_lock = None;
-    let journal: Option<Arc<dyn RecordStore>> = match (store, &args.state_dir) {
-        (Some(store), Some(dir)) => {
-            _node_lock = Some(lock_node(dir).await?);
-            store.begin();
-            Some(store)
-        }
-        (None, Some(dir)) if is_resumed || takeover.is_some() => {
-            Some(Arc::new(reopen_journal(dir, &key).await?))
-        }
-        (None, Some(dir)) => Some(Arc::new(open_journal(dir, &key)?)),
-        (_, None) => None,
-    };
-    let prox = Prox::start(prepared, journal.clone())?;
-    prox.open_packet_network(args.state_dir.as_deref(), tunnel_helper.clone())?;
-    let _kept_copies = prox.keep_copies_at_exit();
-    if args.config.is_some() {
-        let args = args.clone();
-        prox.set_config_source(move || args.config().map_err(|error| error.to_string()));
-    }
-    if let Some(path) = &args.access_log {
-        let path = Some(path.as_path()).filter(|path| *path != Path::new("-"));
-        prox.log_access(path, args.access_log_detail.into())
-            .with_context(|| format!("cannot write the access log {}", shown(path)))?;
-    }
-    tokio::spawn(reload_at_hangup(
-        prox.clone(),
-        signal(SignalKind::hangup())?,
-    ));
-    protocol.memory = prox.session_memory().clone();
-    protocol.flow_memory = cedos_prox::flow_task_bytes();
-    tokio::spawn(warn_of_full_memory(protocol.memory.clone()));
-    prox.fetch_missing_copies().await;
-    if let Some(journal) = journal.as_ref().and_then(|journal| journal.as_journal()) {
-        let copies = prox.restore_from_journal(journal)?;
-        tracing::info!(copies, journal = %journal.path().display(), "copies restored");
-    }
-    tokio::spawn(prox.clone().work_on_bucket(key.public(), journal.clone()));
-    if let Some(shared) = prox.shared_records() {
-        tracing::info!(
-            node = shared.node(),
-            store = shared.place(),
-            "shares its sessions with other nodes"
-        );
-        tokio::spawn(prox.clone().remove_free_copies());
-        tokio::spawn(prox.clone().share_clients());
-    }
-    let options = ServerOptions {
-        listen: args.listen,
-        key,
-        admission: prox.clients().admission(),
-        config: protocol,
-    };
-    let rest = HibernationOptions {
-        hibernate_after: sleep_after,
-        journal: journal.clone(),
-    };
-    let server = Arc::new(match udp.is_empty() {
-        true => Server::bind_workers(args.workers, options, rest)?,
-        // As many workers as there are sockets.
-        false => Server::on_sockets(udp, options, rest)?,
-    });
-    let workers = server.counts_by_worker().len();
-    if workers != usize::from(args.workers) {
-        tracing::warn!(
-            workers,
-            asked = args.workers,
-            "there are as many workers as passed sockets of one address, not as --workers says"
-        );
-    }
-    if workers > 1 && relay_limits.is_some() {
-        tracing::warn!(workers, "several workers do not relay between devices");
-    }
-    let mut sockets = server.share_sockets()?;
-    if let Some(limits) = relay_limits {
-        server.relay_for_devices(limits);
-        server.meter_relays(prox.clone());
-    }
-    if let Some(at) = args.metrics_listen {
-        let listener = MetricsListener::bind(at).await?;
-        tracing::info!(listening = %listener.local_addr()?, "serving metrics");
-        let (prox, server) = (prox.clone(), server.clone());
-        let metrics = move || prox.metrics(Some(&server));
-        tokio::spawn(listener.serve(METRICS_TYPE, metrics));
-    }
-    let reader = prox.clone();
-    server.set_hibernated_reader(Arc::new(move |memo, offset, max| {
-        reader.peek(memo, offset, max)
-    }));
-    let log = args.qlog.open()?;
-    if let Some(log) = &log {
-        server.log_to(log);
-    }
-    tokio::spawn(prox.clone().watch_expired_flows(server.clone()));
-    let mut stream_port = None;
-    if let Some(acceptor) = stream_acceptor {
-        sockets.extend(acceptor.share_sockets()?);
-        let at = acceptor.local_addr()?;
-        tracing::info!(listening = %at, "listening for devices whose networks block UDP");
-        let port = args.stream_port.unwrap_or(at.port());
-        prox.announce_stream_port(port);
-        stream_port = Some(port);
-        if let Some(options) = acme {
-            tokio::spawn(keep_certificate(acceptor.identity(), options));
-        }
-        server.accept_streams(acceptor);
-    }
-    tokio::spawn(prox.clone().watch_clients(server.clone()));
-    let local = server.local_addr();
-    let host = match &args.public_host {
-        Some(host) => host.clone(),
-        None => host_for_devices(local).await.to_string(),
-    };
-    let address = ServerAddress {
-        host,
-        port: local.port(),
-        key: server.public_key(),
-        // Devices try the usual port by themselves.
-        stream: stream_port.filter(|port| *port != STREAM_PORT_DEFAULT),
-        nodes: Default::default(),
-        requires_hybrid: false,
-    };
-    if local.ip().is_unspecified() && args.public_host.is_none() {
-        tracing::info!(
-            listening = %local,
-            host = %address.host,
-            "listening on every address; devices elsewhere may need another host: --public-host"
-        );
-    }
-    let stop_tcp = stopping.child_token();
-    let mut tcp_flows = match tcp_listener {
-        Some(listener) => {
-            sockets.push(listener.as_fd().try_clone_to_owned()?);
-            let listener = TcpFlowListener::on_socket(listener, prox.clone())?;
-            tracing::info!(listening = %listener.local_addr()?, "listening for TCP and MPTCP");
-            let (serving, stop) = (prox.clone(), stop_tcp.clone().cancelled_owned());
-            Some(tokio::spawn(async move {
-                let (flows, listener) = accept_until(listener, &serving, stop).await;
-                finish_within_grace(&flows, &serving).await;
-                (flows, listener)
-            }))
-        }
-        None => None,
-    };
-    let (offer, mut on_release) = TakeoverOffer::new(sockets);
-    let control = match args.state_dir.as_deref().map(ControlServer::bind) {
-        Some(Ok(control)) => {
-            let serving = control.serve(prox.clone(), address.clone(), offer);
-            Some(tokio::spawn(serving))
-        }
-        Some(Err(error)) if error.kind() == std::io::ErrorKind::AddrInUse => {
-            return Err(error).context("cannot use the state directory");
-        }
-        Some(Err(error)) => {
-            tracing::error!(%error, "no control socket: clients cannot be invited or removed");
-            None
-        }
-        None => None,
-    };
-    if !prox.clients().has_clients() && !has_addresses {
-        tracing::info!("no client yet; `cedos prox invite` invites one");
-    }
-    tracing::info!(%address, "ready");
-    // Whoever read the address may not read any more.
-    if !is_resumed {
-        print_stdout(&address.to_string());
-        stdout_result()?;
-    }
-    if let Some(takeover) = takeover {
-        takeover.complete();
-    }
-    // What this process becomes when another takes it over.
-    let mut successor = None;
-    let stop_accepting = async {
-        tokio::select! {
-            () = stop => {}
-            () = prox.clone().drained(server.clone()) => {}
-            released = on_release.recv() => successor = released,
-        }
-        if let (Some(_), Some(flows)) = (&successor, &mut tcp_flows) {
-            // Their connections cannot be handed over. Devices are served until these are over.
-            stop_tcp.cancel();
-            let _ = flows.await;
-        }
-    };
-    let (flows, listener) = accept_until(server.clone(), &prox, stop_accepting).await;
-    if journal.is_some() {
-        prox.until_answered(ANSWERED_WITHIN).await;
-        server.until_kept(KEPT_WITHIN).await;
-        let sockets = match successor.is_some() || are_kept {
-            true => SocketsAfter::Kept,
-            false => SocketsAfter::Closed,
-        };
-        // Flows that may sleep do; the next process goes on with them.
-        let stopping = cedos_prox::ResetCause::Stopping.code();
-        if let Err(error) = server.leave(stopping, sockets).await {
-            tracing::error!(%error, "devices must request their flows again");
-        }
-        if successor.is_some() {
-            // What their flows leave behind is for the next process as well.
-            let _ = tokio::time::timeout(FLOWS_END_WITHIN, flows.wait()).await;
-        }
-        if let Err(error) = prox.persist_copies().await {
-            tracing::error!(%error, "copies must be fetched again");
-        }
-    }
-    // The next process makes its own.
-    prox.close_packet_network();
-    if let Some(control) = control {
-        // Its socket goes with it.
-        control.abort();
-        let _ = control.await;
-    }
-    prox.save_clients();
-    prox.flush_access_log().await;
-    if successor.is_some() {
-        prox.finish_sharing().await;
-    }
-    if let Some(standby) = successor {
-        if let Some(log) = log {
-            log.finish();
-        }
-        let standby = match &tunnel_helper {
-            Some(helper) => standby.with_variable(helper.environment()),
-            None => standby,
-        };
-        return Err(standby.begin()).context("cannot hold the sockets for the new process");
-    }
-    if !finish_within_grace(&flows, &prox).await {
-        prox.end_flows();
-        flows.wait().await;
-    }
-    if journal.is_none() {
-        server.close().await;
-    }
-    drop(listener);
-    if let Some(tcp_flows) = tcp_flows {
-        let (flows, _listener) = tcp_flows.await?;
-        prox.end_flows();
-        flows.wait().await;
-    }
-    if journal.is_some() {
-        // What was retained since, because its flow was reset.
-        if let Err(error) = prox.persist_copies().await {
-            tracing::error!(%error, "copies must be fetched again");
-        }
-    }
-    // What flows did in the grace.
-    prox.finish_sharing().await;
-    prox.save_clients();
-    prox.flush_access_log().await;
-    tracing::info!("stopped");
-    if let Some(log) = log {
-        log.finish();
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-/// How long origins may take to answer before a new process requests the same again. Devices' new requests wait as long.
-const ANSWERED_WITHIN: Duration = Duration::from_secs(2); // a guess: most origins answer within one
-
-/// How long flows that have just begun are waited for: what the next process goes on with must be in the journal.
-const KEPT_WITHIN: Duration = Duration::from_millis(500); // a guess: an answer is kept after 60 ms
-
-/// How long flows that hibernated or were reset may take to end while a new process waits.
-const FLOWS_END_WITHIN: Duration = Duration::from_millis(50); // a guess: they wait for nothing any more
-
-/// A path for messages, or standard output.
-fn shown(path: Option<&Path>) -> String {
-    path.map_or_else(|| "-".to_owned(), |path| path.display().to_string())
-}
-
-/// Reads the settings again at each SIGHUP, and opens the access log again.
-async fn reload_at_hangup(prox: Arc<Prox>, mut hangup: Signal) {
-    while hangup.recv().await.is_some() {
-        prox.reopen_access_log();
-        if !prox.can_reload() {
-            continue;
-        }
-        // A file is read.
-        let reloading = prox.clone();
-        let reloaded = tokio::task::spawn_blocking(move || reloading.reload()).await;
-        if let Ok(Err(reason)) = reloaded {
-            tracing::error!(reason, "the settings stay as they were");
-        }
-    }
-}
-
-/// Says in the log what the sandbox holds.
-fn log_sandbox(sandbox: &SandboxReport) {
-    match sandbox.is_whole() {
-        true => tracing::debug!("sandbox: {sandbox}"),
-        false => tracing::warn!("sandbox: {sandbox}"),
-    }
-}
-
-/// Creates a directory that only this user can use: requests in it may contain credentials. One that exists
-/// is left as it is.
-pub(super) fn create_private_dir(dir: &Path) -> std::io::Result<()> {
-    let mut builder = DirBuilder::new();
-    builder.recursive(true).mode(0o700).create(dir)
-}
-
-/// How often the log says that memory was refused.
-const MEMORY_WARNING_EVERY: Duration = Duration::from_secs(60);
-
-/// Says in the log that devices were refused memory, while they are.
-async fn warn_of_full_memory(memory: MemoryPool) {
-    let mut reported = 0;
-    loop {
-        tokio::time::sleep(MEMORY_WARNING_EVERY).await;
-        let refusals = memory.refusals();
-        if refusals > reported {
-            let (used, max) = (memory.used(), memory.max());
-            tracing::warn!(
-                refusals = refusals - reported,
-                used,
-                max,
-                "a device filled its share of the memory for sessions and is slowed down; \
-                 --session-memory gives more"
-            );
-        }
-        reported = refusals;
-    }
-}
-
-/// How soon a process that serves again tries again what it cannot do without.
-const RESUME_AGAIN_AFTER: Duration = Duration::from_secs(2); // a guess
-
-/// How long a process that ends may still have the journal.
-const JOURNAL_FREE_WITHIN: Duration = Duration::from_secs(5); // a guess: it has ended already
-
-/// The journal in a state directory that another process is about to release.
-async fn reopen_journal(dir: &Path, key: &SecretKey) -> anyhow::Result<Journal> {
-    let began = tokio::time::Instant::now();
-    loop {
-        match open_journal(dir, key) {
-            Err(error) if is_taken(&error) && began.elapsed() < JOURNAL_FREE_WITHIN => {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-            opened => return opened,
-        }
-    }
-}
-
-fn is_taken(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(JournalError::Taken { .. }))
-}
-
-/// The journal in a state directory, which belongs to one key.
-fn open_journal(dir: &Path, key: &SecretKey) -> anyhow::Result<Journal> {
-    let journal = Journal::open(&dir.join("journal"))?;
-    let ours = key.public().0.to_vec();
-    match journal.note(b"key")? {
-        Some(theirs) if theirs != ours => anyhow::bail!(
-            "the state in {} belongs to another key ({}); use that key, or name another directory",
-            dir.display(),
-            PublicKey(theirs.try_into().unwrap_or_default())
-        ),
-        Some(_) => {}
-        None => {
-            let mut batch = JournalBatch::default();
-            batch.notes.insert(b"key".to_vec(), Some(ours.into()));
-            journal.commit(&batch)?;
-        }
-    }
-    Ok(journal)
-}
-
-/// The file in a node's state directory that says which node it is. Its process has locked it.
-const NODE_FILE: &str = "node";
-
-/// Locks a node's state directory, which a process that ends may still have.
-async fn lock_node(dir: &Path) -> anyhow::Result<File> {
-    let path = dir.join(NODE_FILE);
-    let file = File::options().read(true).write(true).open(&path);
-    let file = file.with_context(|| format!("cannot open {}", path.display()))?;
-    let began = tokio::time::Instant::now();
-    loop {
-        match file.try_lock() {
-            Ok(()) => return Ok(file),
-            Err(TryLockError::WouldBlock) if began.elapsed() < JOURNAL_FREE_WITHIN => {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-            Err(TryLockError::WouldBlock) => anyhow::bail!(
-                "{} is in use by another process; stop the other proxy, or give another --state-dir",
-                dir.display()
-            ),
-            Err(TryLockError::Error(error)) => {
-                return Err(error).with_context(|| format!("cannot lock {}", path.display()));
-            }
-        }
-    }
-}
-
-/// What distinguishes the node with this state directory from others, for all of its processes.
-fn node_identity(dir: &Path) -> std::io::Result<String> {
-    let path = dir.join(NODE_FILE);
-    match std::fs::read_to_string(&path) {
-        Ok(identity) if !identity.trim().is_empty() => return Ok(identity.trim().to_owned()),
-        Ok(_) => {}
-        Err(error) if error.kind() == ErrorKind::NotFound => {}
-        Err(error) => return Err(error),
-    }
-    let identity = format!("{:016x}", getrandom::u64()?);
-    std::fs::write(&path, format!("{identity}\n"))?;
-    Ok(identity)
-}
-
-/// The settings of a store that this proxy shares with other nodes of its key.
-struct SharedStoreSettings {
-    url: String,
-    node: String,
-    holder: String,
-}
-
-impl SharedStoreSettings {
-    /// The settings, if there is a store, and their directories, which are made.
-    fn of(config: &ProxConfig, args: &ProxArgs) -> anyhow::Result<Option<Self>> {
-        let Some(url) = config.store.clone() else {
-            return Ok(None);
-        };
-        let node = config.node.clone();
-        let node = node.context("--store needs --node NAME, a name that no other node has")?;
-        let dir = args.state_dir.as_deref();
-        let dir = dir.context("--store needs --state-dir DIR, a directory of this node")?;
-        let copies = config.copies_dir.as_deref();
-        let copies =
-            copies.context("--store needs --copies-dir DIR, a directory that all nodes see")?;
-        anyhow::ensure!(
-            config.copies.is_none(),
-            "--store keeps copies in --copies-dir; leave --copies out"
-        );
-        anyhow::ensure!(
-            args.key.is_some(),
-            "--store needs --key FILE, the same key on all nodes: they share nothing otherwise"
-        );
-        for dir in [dir, copies] {
-            create_private_dir(dir).with_context(|| format!("cannot make {}", dir.display()))?;
-        }
-        let holder = node_identity(dir)
-            .with_context(|| format!("cannot use the state directory {}", dir.display()))?;
-        Ok(Some(SharedStoreSettings { url, node, holder }))
-    }
-
-    /// Opens and checks the store. A running process of this node notices nothing of it.
-    async fn open(&self, key: &SecretKey) -> anyhow::Result<Arc<RedisStore>> {
-        let key = &key.public().0[..8];
-        let prefix: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
-        let options = RedisStoreOptions {
-            url: self.url.clone(),
-            node: self.node.clone(),
-            holder: self.holder.clone(),
-            prefix: format!("cedos:{prefix}"),
-            object_of: Arc::new(cedos_prox::copy_of_memo),
-        };
-        let opened = tokio::task::spawn_blocking(move || RedisStore::open(options));
-        Ok(Arc::new(opened.await??))
-    }
-
-    /// Opens the store, which is waited for if it is away: devices wait in the sockets, and nothing else serves them.
-    async fn open_patiently(&self, key: &SecretKey) -> Arc<RedisStore> {
-        loop {
-            match self.open(key).await {
-                Ok(store) => return store,
-                Err(error) => {
-                    tracing::error!(
-                        error = format!("{error:#}"),
-                        "cannot serve yet; trying again"
-                    );
-                    tokio::time::sleep(RESUME_AGAIN_AFTER).await;
-                }
-            }
-        }
-    }
-}
-
-/// The host to write into the address: what is listened on, or for a wildcard this machine's best
-/// address.
-pub(crate) async fn host_for_devices(listening: SocketAddr) -> IpAddr {
-    if !listening.ip().is_unspecified() {
-        return listening.ip();
-    }
-    // Where the links cannot be read there is still this machine itself.
-    let links = LinkMonitor::start(ClassRules::default())
-        .await
-        .map(|(links, _)| links)
-        .unwrap_or_default();
-    best_address(&links, listening.is_ipv4())
-}
-
-/// The address that most devices can reach: public IPv4, then public IPv6, then private ones.
-fn best_address(links: &[Link], only_v4: bool) -> IpAddr {
-    let rank = |address: &IpAddr| match address {
-        IpAddr::V4(v4) if v4.is_private() || v4.is_link_local() => 2,
-        IpAddr::V4(_) => 0,
-        IpAddr::V6(v6) if v6.is_unique_local() => 3,
-        IpAddr::V6(_) => 1,
-    };
-    // An address beside the default route is one of a network inside: of containers, of virtual machines.
-    let is_beside = |link: &Link, address: &IpAddr| {
-        let routes = &mut link.routes.iter();
-        !routes.any(|route| route.ipv6 == address.is_ipv6())
-    };
-    links
-        .iter()
-        .filter(|link| link.kind != LinkKind::Loopback && link.up && link.carrier)
-        .flat_map(|link| link.addresses.iter().map(move |address| (link, *address)))
-        .filter(|(_, address)| address.is_ipv4() || !only_v4)
-        .filter(|(_, address)| !address.is_loopback())
-        .min_by_key(|(link, address)| (rank(address), is_beside(link, address)))
-        .map(|(_, address)| address)
-        .unwrap_or(if only_v4 {
-            Ipv4Addr::LOCALHOST.into()
-        } else {
-            Ipv6Addr::LOCALHOST.into()
-        })
-}
-
 /// Parses a network, or an address, which is the network of that address alone.
 pub(crate) fn parse_net(text: &str) -> Result<IpNet, String> {
     text.parse()
@@ -1092,6 +466,7 @@ pub(crate) fn parse_net(text: &str) -> Result<IpNet, String> {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use d2tp_driver::PublicKey;
 
     use super::*;
 
@@ -1154,34 +529,5 @@ mod tests {
         ] {
             assert!(parse(&format!("prox {line}")).is_err(), "{line}");
         }
-    }
-
-    fn link(name: &str, addresses: &[&str]) -> Link {
-        Link {
-            name: name.into(),
-            index: 2,
-            kind: LinkKind::Ethernet,
-            class: d2tp_links::CostAssessment {
-                class: d2tp_links::CostClass::Free,
-                because: "test".into(),
-            },
-            up: true,
-            carrier: true,
-            mtu_bytes: 1500,
-            addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
-            routes: Vec::new(),
-        }
-    }
-
-    #[test]
-    fn a_wildcard_is_told_as_the_address_most_devices_reach() {
-        let private = link("eth0", &["fd00::1", "192.168.1.2", "2001:db8::7"]);
-        let public = link("eth1", &["192.0.2.1"]);
-        let best = |links: &[Link], only_v4| best_address(links, only_v4).to_string();
-        assert_eq!(best(&[private.clone(), public], false), "192.0.2.1");
-        assert_eq!(best(std::slice::from_ref(&private), false), "2001:db8::7");
-        assert_eq!(best(std::slice::from_ref(&private), true), "192.168.1.2");
-        assert_eq!(best(&[], true), "127.0.0.1");
-        assert_eq!(best(&[], false), "::1");
     }
 }

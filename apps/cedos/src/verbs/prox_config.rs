@@ -9,7 +9,7 @@ use cedos_agent::settings::SettingsError;
 use cedos_agent::settings::schema::nearest_key;
 use cedos_prox::ProxConfig;
 
-/// What a file says.
+/// The contents of a configuration file of D2Prox.
 #[derive(Debug)]
 pub(super) struct ProxConfigFile {
     /// The settings, defaults where it says nothing.

@@ -45,7 +45,7 @@ pub enum ProxVerb {
 /// The verb by which a proxy starts its helper for inner networks.
 pub const TUNNEL_HELPER_VERB: &str = "tunnel-helper";
 
-/// Options of the hidden verb.
+/// Options of the hidden verb that serves as the proxy's tunnel helper.
 #[derive(Debug, Args)]
 pub struct TunnelHelperArgs {
     /// The user who may attach to the device
@@ -107,7 +107,7 @@ pub struct StatusArgs {
 #[derive(Debug, Args)]
 #[group(id = "change", required = true, multiple = true)]
 struct LimitArgs {
-    /// Flows at once
+    /// The maximum number of simultaneous flows
     #[arg(long, value_name = "N")]
     flows: Option<u32>,
     /// Bytes of copies and uploads that the proxy holds for it, such as 500M or 2GiB
@@ -207,7 +207,7 @@ pub struct DrainArgs {
     #[arg(long, value_name = "ADDR")]
     to: Option<SocketAddr>,
 
-    /// How long it may take
+    /// The time within which sessions move to another node
     #[arg(long, value_name = "SPAN", default_value = "10m", value_parser = parse_span)]
     within: Duration,
 
@@ -227,7 +227,7 @@ enum ClientVerb {
     },
     /// Show one client
     Show {
-        /// Its name, its key, or the first 6 characters of that and more
+        /// The client's name, its key, or at least the first 6 characters of the key
         #[arg(allow_hyphen_values = true)]
         client: String,
         #[command(flatten)]
@@ -238,10 +238,10 @@ enum ClientVerb {
     },
     /// Give a client another name
     Rename {
-        /// Its name, its key, or the first 6 characters of that and more
+        /// The client's name, its key, or at least the first 6 characters of the key
         #[arg(allow_hyphen_values = true)]
         client: String,
-        /// Its new name
+        /// The client's new name
         name: String,
         #[command(flatten)]
         which: WhichProxy,
@@ -253,7 +253,7 @@ enum ClientVerb {
     ///
     /// What is not named stays as it is. Limits for all clients are in the file of `cedos prox --config`.
     Limit {
-        /// Its name, its key, or the first 6 characters of that and more
+        /// The client's name, its key, or at least the first 6 characters of the key
         #[arg(allow_hyphen_values = true)]
         client: String,
         #[command(flatten)]
@@ -266,7 +266,7 @@ enum ClientVerb {
     },
     /// Remove a client: its sessions end at once, and what the proxy holds for it is freed
     Remove {
-        /// Its name, its key, or the first 6 characters of that and more
+        /// The client's name, its key, or at least the first 6 characters of the key
         #[arg(allow_hyphen_values = true)]
         client: String,
         #[command(flatten)]
@@ -454,7 +454,7 @@ fn forbids_colours() -> bool {
     std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
 }
 
-/// What is to be said about who can reach this host, if not everybody can.
+/// A remark on who can reach this host, if not everybody can.
 fn reach_of(host: &str) -> Option<String> {
     let address: IpAddr = host.parse().ok()?;
     let change = "name a host that they reach by --host, or by --public-host of `cedos prox`";

@@ -14,18 +14,20 @@ use cedos_sandbox::{
 };
 use nix::unistd::geteuid;
 
-use super::prox::{ProxArgs, create_private_dir};
+use super::prox::ProxArgs;
 use super::prox_control::TUNNEL_HELPER_VERB;
+use super::prox_state::create_private_dir;
 use super::system_files::allow_system_files;
 
 /// The first port for which no capability is needed.
 const FREE_PORT_MIN: u16 = 1024; // net.ipv4.ip_unprivileged_port_start, unless it is changed
 
-/// A sandbox that was entered.
+/// The sandbox that the proxy's process has entered.
 pub struct ProxSandbox {
     /// Which parts of the sandbox hold, and why others do not.
     pub report: SandboxReport,
-    /// Who changes the system's network in place of this process; none without inner networks.
+    /// The helper process that changes the system's network in place of this process; `None`
+    /// without inner networks.
     pub tunnel_helper: Option<TunnelHelper>,
 }
 

@@ -33,7 +33,7 @@ use cedos_agent::prepared_transfer::{PreparedTransfer, TransportPurpose};
 /// 75 the agent stopped.
 #[derive(Debug, Args)]
 pub struct PutArgs {
-    /// What to upload
+    /// The file to upload
     file: PathBuf,
 
     /// Where to: http:// or https://

@@ -15,7 +15,7 @@ enum QlogPackets {
     None,
     /// The first 16 of each path and one in 64 after that
     Sampled,
-    /// Every one
+    /// Every packet
     All,
 }
 

@@ -150,7 +150,7 @@ async fn first_offer(
     met.await
 }
 
-/// What it means for people that the sender was not met.
+/// The error for people if no connection to the sender was made.
 fn not_met(session: &PairingSession, error: &PairingError) -> TransferFailure {
     let again = "The code is spent: run `cedos send` there again for a new one";
     match error {

@@ -250,7 +250,9 @@ async fn carry(
     let line = ProxySession::new(far, server, key.clone(), monitor.subscribe(), |config| {
         args.transport.apply(config);
     });
-    line.set_answer_limit(args.proxy_timeout.0);
+    let round_trip = args.transport.round_trip().unwrap_or_default();
+    let limit = args.proxy_timeout.0;
+    line.set_answer_limit(limit.map(|limit| limit.max(round_trip * 4)));
     line.report_carriers();
     if let Ok(agent) = cedos_agent::agent::socket_path() {
         line.set_agent(agent);
@@ -384,6 +386,7 @@ fn nowhere(key: &d2tp_driver::SecretKey) -> ServerAddress {
         stream: None,
         nodes: Default::default(),
         requires_hybrid: false,
+        round_trip: None,
     }
 }
 

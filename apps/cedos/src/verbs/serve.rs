@@ -26,7 +26,7 @@ use tokio::task::JoinSet;
 use super::device_links::watch_links;
 use super::key;
 use super::log_levels::log_warnings;
-use super::prox::host_for_devices;
+use super::reachable_host::host_for_devices;
 use super::transport::TransportArgs;
 use crate::serve::{DirectoryAccess, FileService, HiddenFiles, answer};
 
@@ -174,6 +174,7 @@ async fn serve_alone(
         stream: None,
         nodes: Default::default(),
         requires_hybrid: false,
+        round_trip: None,
     };
     print_stdout(&format!("{address}/"));
     stdout_result()?;

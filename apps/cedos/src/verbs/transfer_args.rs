@@ -154,7 +154,7 @@ impl TransferArgs {
         TransferArgs::from_arg_matches(&matches).expect("every option has a default")
     }
 
-    /// By when.
+    /// The deadline that the options name.
     fn deadline(&self, settings: &UserSettings) -> Result<Option<Deadline>, String> {
         let within = |span: Duration| Deadline::WithinS(span.as_secs_f64());
         if self.every.is_some() {
@@ -298,7 +298,7 @@ impl TransferArgs {
         Ok(scheduler)
     }
 
-    /// Money against time.
+    /// The cost policy that the options name.
     fn policy(&self, settings: &UserSettings) -> CostPolicy {
         self.policy.unwrap_or(match (self.when_free, self.now) {
             (true, _) => CostPolicy::FreeOnly,

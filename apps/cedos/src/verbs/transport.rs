@@ -1,5 +1,7 @@
 //! The transport options of every verb that uses D2TP.
 
+use std::time::Duration;
+
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use d2tp_driver::{CongestionKind, EndpointConfig, Mirroring, PathSchedulerKind};
@@ -30,6 +32,20 @@ pub struct TransportArgs {
     /// Treat a silent network as congested: start slowly when it answers again
     #[arg(long, help_heading = EXPERT)]
     no_freezing: bool,
+
+    /// How long the other end takes to answer, where that is seconds to hours, waits for scheduled links included;
+    /// both ends need it
+    #[arg(long, value_name = "SPAN", value_parser = option_parsers::parse_span, help_heading = EXPERT)]
+    round_trip: Option<Duration>,
+
+    /// With --round-trip: send at this rate, bytes a second, instead of looking for one, on links that nobody else uses
+    #[arg(long, value_name = "BYTES", value_parser = option_parsers::parse_bytes, requires_all = ["round_trip", "receive_rate"],
+          help_heading = EXPERT)]
+    send_rate: Option<u64>,
+
+    /// With --send-rate: the rate at which the other end sends, for which this end has room
+    #[arg(long, value_name = "BYTES", value_parser = option_parsers::parse_bytes, requires = "send_rate", help_heading = EXPERT)]
+    receive_rate: Option<u64>,
 }
 
 fn parse_mirror(text: &str) -> Result<Mirroring, String> {
@@ -64,6 +80,17 @@ impl TransportArgs {
         config.reinjection &= !self.no_reinjection;
         config.mirroring = self.mirror.unwrap_or(config.mirroring);
         config.freezing &= !self.no_freezing;
+        if let Some(round_trip) = self.round_trip {
+            config.expect_round_trip(round_trip.into());
+        }
+        if let (Some(send), Some(receive)) = (self.send_rate, self.receive_rate) {
+            config.expect_rates(send, receive);
+        }
+    }
+
+    /// The round trip to expect, if it is long.
+    pub(super) fn round_trip(&self) -> Option<Duration> {
+        self.round_trip
     }
 }
 
@@ -101,5 +128,24 @@ mod tests {
         assert_eq!(config.mirroring, Mirroring::Paid { bytes_per_second });
         assert!(!config.freezing);
         assert!(Cli::try_parse_from(["x", "--paths", "fastest"]).is_err());
+    }
+
+    #[test]
+    fn rates_are_known_only_where_the_round_trip_is() {
+        let mut config = EndpointConfig::default();
+        let told = "x --round-trip 40m --send-rate 8k --receive-rate 250k";
+        Cli::parse_from(told.split(' '))
+            .transport
+            .apply(&mut config);
+        assert!(config.has_long_round_trip());
+        assert_eq!(config.known_rate, Some(8_000));
+        assert!(config.flow_window >= 40 * 60 * 250_000);
+        for part in [
+            "--send-rate 8k --receive-rate 8k",
+            "--round-trip 40m --send-rate 8k",
+        ] {
+            let told = ["x"].into_iter().chain(part.split(' '));
+            assert!(Cli::try_parse_from(told).is_err(), "{part}");
+        }
     }
 }

@@ -16,12 +16,12 @@ use url::Url;
 use super::credentials::{CookieArgs, CredentialArgs, hide_passwords};
 use super::device_links::watch_links;
 use super::proxy_options::ProxyOptions;
+use super::request_args::RequestArgs;
 use super::transfer_args::{stop_on_signal, word_parser};
 use super::transport::TransportArgs;
 use crate::help::{COST_AND_TIME, EXPERT, TRUST};
 use cedos_agent::agent::api::AgentRequest;
 use cedos_agent::agent::client::AgentApiClient;
-use cedos_agent::fetch::header;
 use cedos_agent::fetch::local_hosts::LocalHosts;
 use cedos_agent::fetch::option_parsers;
 use cedos_agent::fetch::outcome::{TransferExit, TransferFailure};
@@ -29,7 +29,7 @@ use cedos_agent::fetch::report::{human_bytes, link_label, print_stderr, print_st
 use cedos_agent::stream::feed::StreamThreshold;
 use cedos_agent::stream::stream_service::{self, StreamOrder};
 
-/// For an agent to put down what a stream holds.
+/// The time within which an agent stores what a stream holds.
 const END_MAX: Duration = Duration::from_secs(20); // a guess: a sync on a slow disk
 
 /// How often a run says how it stands.
@@ -59,7 +59,7 @@ pub struct StreamArgs {
     #[arg(long, value_name = "RATE", value_parser = option_parsers::parse_bytes, conflicts_with = "duration")]
     bitrate: Option<u64>,
 
-    /// How long it plays: 45m, 1h30m; with the size this gives the rate
+    /// The playing time of the title: 45m, 1h30m; with the size this gives the rate
     #[arg(long, value_name = "SPAN", value_parser = option_parsers::parse_span)]
     duration: Option<Duration>,
 
@@ -82,10 +82,6 @@ pub struct StreamArgs {
     #[command(flatten)]
     proxy: ProxyOptions,
 
-    /// Use the proxy only as a tunnel. Always on for URLs with credentials
-    #[arg(long, help_heading = TRUST)]
-    sealed: bool,
-
     /// This device's private key file, by which the proxy knows it [default: $CEDOS_KEY_FILE, or
     /// ~/.config/cedos/key, which is made on first use]
     #[arg(long, value_name = "FILE", help_heading = TRUST)]
@@ -95,23 +91,14 @@ pub struct StreamArgs {
     #[arg(long, value_name = "NAME=CLASS", action = ArgAction::Append, help_heading = COST_AND_TIME)]
     link: Vec<ClassRule>,
 
-    /// Add a header field to the requests, such as 'Accept: audio/mpeg'; repeatable
-    #[arg(short = 'H', long, value_name = "FIELD", value_parser = parse_field)]
-    header: Vec<String>,
+    #[command(flatten)]
+    request: RequestArgs,
 
     #[command(flatten)]
     pub credentials: CredentialArgs,
 
     #[command(flatten)]
     cookies: CookieArgs,
-
-    /// Trust the certificate authorities in FILE (PEM) besides the system's
-    #[arg(long, value_name = "FILE", help_heading = TRUST)]
-    ca: Option<PathBuf>,
-
-    /// Follow a redirect from https to http
-    #[arg(long, help_heading = TRUST)]
-    allow_downgrade: bool,
 
     /// Use metered networks when no more than this is stored ahead: 200k, or 3s of it [default: three
     /// times the duration of a network change]
@@ -210,7 +197,8 @@ enum LinkServer {
 }
 
 impl ServedLinks {
-    /// Opens the door, the agent's where one runs. `stopped` turning true ends it.
+    /// Starts a local HTTP server for players, in the agent where one runs. It ends when `stopped`
+    /// turns true.
     ///
     /// # Errors
     /// The command line makes no sense, or there is no room or no port.
@@ -349,7 +337,7 @@ fn say_how(state: &Value, json: bool, said: &mut String) {
 impl StreamArgs {
     /// Adds header fields to the requests, and limits which hosts of local networks they may lead to.
     pub fn order_with(&mut self, headers: Vec<String>, local_hosts: LocalHosts) {
-        self.header.extend(headers);
+        self.request.header.extend(headers);
         self.local_hosts = local_hosts;
     }
 
@@ -367,12 +355,12 @@ impl StreamArgs {
             policy: self.policy.as_str().to_owned(),
             max_cell: self.max_cell,
             prox,
-            sealed: self.sealed,
+            sealed: self.request.sealed,
             key: self.key.clone(),
-            headers: self.header.clone(),
+            headers: self.request.header.clone(),
             cookies: self.cookies.path().map_err(TransferFailure::usage)?,
-            ca: self.ca.clone(),
-            allow_downgrade: self.allow_downgrade,
+            ca: self.request.ca.clone(),
+            allow_downgrade: self.request.allow_downgrade,
             local_hosts: self.local_hosts.clone(),
         })
     }
@@ -394,11 +382,6 @@ impl StreamArgs {
         }
         Some(agent)
     }
-}
-
-/// A field as it is sent, if it is one.
-fn parse_field(text: &str) -> Result<String, String> {
-    header::parse(text).map(|_| text.to_owned())
 }
 
 #[cfg(test)]

@@ -7,14 +7,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
-use cedos_agent::proxy::{ConnOptions, PacketTunnel, ProxySession, ProxySessionPeer, RefusalCause};
+use cedos_agent::fetch::report::human_bytes;
+use cedos_agent::proxy::{
+    ConnOptions, MeteredPackets, PacketTunnel, ProxySession, ProxySessionPeer, RefusalCause,
+    RuleTraffic, TrafficRule,
+};
+use cedos_agent::settings::{SettingsError, UserSettings};
 use cedos_terminal::{print_stderr, print_stdout, stdout_result};
 use clap::{ArgAction, Args, Subcommand};
 use d2tp_driver::ServerList;
 use d2tp_links::{ClassRule, Link};
 use d2tp_sched::CostPolicy;
 use d2tp_tunnel::{INNER_MTU_MIN, PACKET_CONTEXT, TunDevice};
-use ipnet::IpNet;
 use nix::sys::signal::{Signal, kill};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -24,13 +28,13 @@ use super::descriptor_limit::raise_descriptor_limit;
 use super::device_links::watch_links;
 use super::key;
 use super::log_levels::log_warnings;
-use super::prox::parse_net;
 use super::proxy_options::ProxyOptions;
 use super::transfer_args::word_parser;
 use super::transport::TransportArgs;
 use crate::help::{COST_AND_TIME, EXPERT};
 use crate::vpn::{
-    DEVICE, PacketCarrier, RunningVpn, TcpFlows, TcpMode, VpnRoutes, VpnRules, VpnState, VpnStatus,
+    DEVICE, PacketCarrier, PacketRules, RuleConnections, RuleSet, RuleStatus, RunningVpn,
+    ScopeEntry, TcpFlows, TcpMode, TunnelScope, VpnRoutes, VpnRules, VpnState, VpnStatus,
     remove_kill_switch, remove_rules, set_kill_switch,
 };
 
@@ -93,21 +97,28 @@ struct VpnUpArgs {
     #[arg(long, value_name = "MODE", default_value = "flows")]
     tcp: TcpMode,
 
-    /// Send only this network through the proxy; names are looked up as before (repeatable) [default: all]
-    #[arg(long, value_name = "CIDR", action = ArgAction::Append, value_delimiter = ',', value_parser = parse_net)]
-    include: Vec<IpNet>,
+    /// Send only this network, or the programs of this cgroup (cgroup:PATH), through the proxy; names are looked up as
+    /// before (repeatable) [default: all]
+    #[arg(long, value_name = "CIDR|CGROUP", action = ArgAction::Append, value_delimiter = ',')]
+    include: Vec<ScopeEntry>,
 
-    /// Leave this network outside (repeatable). Networks of this machine's own links are outside anyhow
-    #[arg(long, value_name = "CIDR", action = ArgAction::Append, value_delimiter = ',', value_parser = parse_net)]
-    exclude: Vec<IpNet>,
+    /// Leave this network, or the programs of this cgroup (cgroup:PATH), outside (repeatable). Networks of this machine's
+    /// own links are outside anyhow
+    #[arg(long, value_name = "CIDR|CGROUP", action = ArgAction::Append, value_delimiter = ',')]
+    exclude: Vec<ScopeEntry>,
 
     /// Refuse everything that would leave outside the VPN, also after it ended, until `cedos vpn down`
     #[arg(long)]
     kill_switch: bool,
 
-    /// When TCP connections may use metered networks [default: any]
+    /// When traffic may use metered networks that no rule is for [default: any]
     #[arg(long, value_parser = word_parser::<CostPolicy, 5>(CostPolicy::ALL.map(CostPolicy::as_str)), help_heading = COST_AND_TIME)]
     policy: Option<CostPolicy>,
+
+    /// When some traffic may use metered networks: "port 443 = free-only", "udp port 3478-3481 = any", "dscp ef = any",
+    /// "cgroup PATH = by 2h" (repeatable; the first that matches decides)
+    #[arg(long, value_name = "RULE", action = ArgAction::Append, help_heading = COST_AND_TIME)]
+    rule: Vec<TrafficRule>,
 
     #[command(flatten)]
     proxy: ProxyOptions,
@@ -147,6 +158,21 @@ async fn up(args: VpnUpArgs) -> anyhow::Result<()> {
         .context("no proxy: join one (`cedos join LINE`), or give --prox d2tp://host:port/KEY")?;
     let options = ConnOptions::of(None, args.policy, &jiff::Zoned::now());
     let options = options.map_err(|text| anyhow!("{text}"))?;
+    let mut rules = args.rule.clone();
+    let of_settings = UserSettings::load(None)?.parsed("vpn.rules", TrafficRule::parse_list);
+    rules.extend(of_settings.unwrap_or_default());
+    for rule in &rules {
+        ConnOptions::of_rule(rule, &jiff::Zoned::now()).map_err(|text| SettingsError {
+            path: None,
+            text: format!("{rule}: {text}"),
+        })?;
+    }
+    let rules = Arc::new(RuleSet::new(rules, options)?);
+    if args.tcp == TcpMode::Packets && rules.has_cgroups() {
+        bail!("packets do not tell which program sent them: a rule for a cgroup needs --tcp flows");
+    }
+    let include = TunnelScope::find(&args.include)?;
+    let exclude = TunnelScope::find(&args.exclude)?;
     let key = key::load_device_key(args.key.as_deref())?;
     let mut stop = StopSignals::listen()?;
     let state = VpnState::take(&args.state.state_dir)?;
@@ -156,7 +182,7 @@ async fn up(args: VpnUpArgs) -> anyhow::Result<()> {
     }
     let (servers, proxies) = resolve(&address.parse()?).await?;
     if args.kill_switch {
-        set_kill_switch(&proxies, &args.exclude)?;
+        set_kill_switch(&proxies, &exclude, &include)?;
     }
     // What a VPN left that was killed.
     remove_rules();
@@ -172,8 +198,17 @@ async fn up(args: VpnUpArgs) -> anyhow::Result<()> {
     if let Ok(agent) = cedos_agent::agent::socket_path() {
         session.set_agent(agent);
     }
+    let wanted = VpnRoutes {
+        addresses: Vec::new(),
+        gateways: Vec::new(),
+        proxies,
+        include,
+        exclude,
+        redirects: Vec::new(),
+        rules,
+    };
     let ended = tokio::select! {
-        ended = serve(&args, &session, options, proxies, &state) => ended,
+        ended = serve(&args, &session, wanted, &state) => ended,
         () = stop.wait() => Ok(()),
     };
     session.close().await;
@@ -190,35 +225,44 @@ fn take_machine(directory: &Path) -> anyhow::Result<Option<VpnState>> {
     is_other.then(|| VpnState::take(default)).transpose()
 }
 
-/// Brings the VPN up, and keeps it up. What it changed is restored when this is dropped.
+/// Brings the VPN up, and keeps it up. What it changed is restored when this is dropped. `wanted` has no inner addresses
+/// and listeners yet.
 async fn serve(
     args: &VpnUpArgs,
     session: &Arc<ProxySession>,
-    options: ConnOptions,
-    proxies: Vec<IpAddr>,
+    wanted: VpnRoutes,
     state: &VpnState,
 ) -> anyhow::Result<()> {
-    let tunnel = first_tunnel(session, options).await?;
+    let rules = wanted.rules.clone();
+    let options = rules.tunnel_options();
+    let metered = match rules.is_empty() {
+        true => MeteredPackets::All,
+        false => MeteredPackets::AnswersOnly,
+    };
+    let tunnel = first_tunnel(session, options, metered).await?;
     let tun = Arc::new(TunDevice::create(DEVICE, INNER_MTU_MIN)?);
     let flows = match args.tcp {
-        TcpMode::Flows => Some(TcpFlows::listen(session, options).await?),
+        TcpMode::Flows => Some(TcpFlows::listen(session, &rules).await?),
         TcpMode::Packets => None,
     };
     let routes = VpnRoutes {
         addresses: tunnel.addresses.clone(),
         gateways: tunnel.gateways.clone(),
-        proxies,
-        include: args.include.clone(),
-        exclude: args.exclude.clone(),
-        redirect_to: flows
+        redirects: flows
             .as_ref()
-            .map(|flows| flows.addresses().to_vec())
+            .map(|flows| flows.redirects().to_vec())
             .unwrap_or_default(),
+        ..wanted
     };
     let _rules = VpnRules::set(&routes)?;
+    let packet_rules = match rules.is_empty() {
+        true => None,
+        false => Some(Arc::new(PacketRules::new(rules.clone()))),
+    };
     let carrier = PacketCarrier::new(
         session.clone(),
         options,
+        packet_rules.clone(),
         tun,
         routes.addresses.clone(),
         INNER_MTU_MIN,
@@ -240,6 +284,10 @@ async fn serve(
             // The tunnel's own flow is one of them.
             flows: session.connections().saturating_sub(1),
             packets: carrier.counts(),
+            rules: match &packet_rules {
+                Some(packets) => rule_statuses(session, &rules, packets),
+                None => Vec::new(),
+            },
         };
         if now != known {
             state.report(&now);
@@ -252,13 +300,47 @@ async fn serve(
     }
 }
 
+/// What traffic of each rule has used, and last everything else.
+fn rule_statuses(
+    session: &ProxySession,
+    rules: &RuleSet,
+    packets: &PacketRules,
+) -> Vec<RuleStatus> {
+    let status = |number| {
+        let RuleTraffic {
+            connections: total,
+            open,
+            free_bytes,
+            metered_bytes,
+        } = session.rule_traffic(number);
+        let rule = rules.rule(number);
+        RuleStatus {
+            traffic: rule.map(|rule| rule.traffic_text().to_owned()),
+            policy: match rule {
+                Some(rule) => rule.policy_text().to_owned(),
+                None => rules.rest_policy().as_str().to_owned(),
+            },
+            connections: RuleConnections {
+                open,
+                total,
+                free_bytes,
+                metered_bytes,
+            },
+            packets: packets.counts(number),
+        }
+    };
+    rules.numbers().map(status).collect()
+}
+
 /// The first tunnel, for which a proxy that is silent is waited for.
 async fn first_tunnel(
     session: &Arc<ProxySession>,
     options: ConnOptions,
+    metered: MeteredPackets,
 ) -> anyhow::Result<PacketTunnel> {
     loop {
-        match session.open_packet_tunnel(PACKET_CONTEXT, options).await {
+        let opened = session.open_packet_tunnel(PACKET_CONTEXT, options, metered);
+        match opened.await {
             Ok(tunnel) => return Ok(tunnel),
             Err(refusal) if refusal.cause == RefusalCause::NoProxy => {
                 print_stderr(&format!(
@@ -385,7 +467,7 @@ fn in_words(is_up: bool, status: Option<&VpnStatus>) -> String {
         (None, false) => "up, without the proxy now".to_owned(),
     };
     let packets = status.packets;
-    format!(
+    let lines = format!(
         "The VPN is {connected}.\nAddresses  {}\nMTU        {} bytes\nTCP        as {}, {} now\nPackets    {} sent, {} received, {} dropped",
         list(&status.addresses),
         status.mtu_bytes,
@@ -394,6 +476,28 @@ fn in_words(is_up: bool, status: Option<&VpnStatus>) -> String {
         packets.sent,
         packets.received,
         packets.dropped,
+    );
+    let rules = status.rules.iter().map(rule_in_words);
+    [lines]
+        .into_iter()
+        .chain(rules)
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+fn rule_in_words(rule: &RuleStatus) -> String {
+    let traffic = rule.traffic.as_deref().unwrap_or("everything else");
+    let (connections, packets) = (rule.connections, rule.packets);
+    let free = connections.free_bytes + packets.free_bytes;
+    let metered = connections.metered_bytes + packets.metered_bytes;
+    format!(
+        "Rule       {traffic} = {}: {} connections, {} packets, {} refused; {} over free networks, {} over metered ones",
+        rule.policy,
+        connections.total,
+        packets.sent + packets.received,
+        packets.refused,
+        human_bytes(free),
+        human_bytes(metered),
     )
 }
 

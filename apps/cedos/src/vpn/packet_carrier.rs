@@ -3,18 +3,20 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use cedos_agent::proxy::{ConnOptions, ConnectRefusal, PacketTunnel, ProxySession};
+use cedos_agent::proxy::{ConnOptions, ConnectRefusal, MeteredPackets, PacketTunnel, ProxySession};
 use d2tp_driver::{Connection, MemoryCharge};
 use d2tp_tunnel::{
-    InnerPacket, PACKET_CONTEXT, PacketSource, PieceJoiner, TunBatch, TunDevice, TunWriter,
-    inner_mtu,
+    InnerMtu, InnerPacket, MeteredFilter, PACKET_CONTEXT, PacketSource, PieceJoiner, TunBatch,
+    TunDevice, TunWriter,
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::sleep;
+
+use super::packet_rules::PacketRules;
 
 /// How soon a tunnel that ended is opened again.
 const OPEN_AGAIN: Duration = Duration::from_secs(1); // a guess
@@ -40,11 +42,13 @@ struct PacketCounters {
     dropped: AtomicU64,
 }
 
-/// See the module.
+/// Carries the packets of a TUN device over a session, and back.
 pub struct PacketCarrier {
     session: Arc<ProxySession>,
-    /// When packets may use metered networks.
+    /// When some packets may use metered networks.
     options: ConnOptions,
+    /// Which packets may use metered networks; `None` means all.
+    rules: Option<Arc<PacketRules>>,
     tun: Arc<TunDevice>,
     addresses: Vec<IpAddr>,
     connection: watch::Sender<Option<Connection>>,
@@ -61,17 +65,20 @@ impl PacketCarrier {
     pub fn new(
         session: Arc<ProxySession>,
         options: ConnOptions,
+        rules: Option<Arc<PacketRules>>,
         tun: Arc<TunDevice>,
         addresses: Vec<IpAddr>,
         mtu: u16,
     ) -> Arc<PacketCarrier> {
+        let filter = rules.clone().map(|rules| rules as Arc<dyn MeteredFilter>);
         Arc::new(PacketCarrier {
             session,
             options,
+            rules,
             tun,
             addresses,
             connection: watch::Sender::default(),
-            source: Arc::new(PacketSource::new(MemoryCharge::default())),
+            source: Arc::new(PacketSource::with_filter(MemoryCharge::default(), filter)),
             reason: watch::Sender::default(),
             mtu: watch::Sender::new(mtu),
             counters: PacketCounters::default(),
@@ -91,11 +98,12 @@ impl PacketCarrier {
         *self.mtu.borrow()
     }
 
-    /// Packets so far.
+    /// The numbers of packets carried and dropped so far.
     pub fn counts(&self) -> PacketCounts {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (queue, too_long) = self.source.counts();
-        let unsent = queue.dropped() + too_long;
+        let refused = self.rules.as_ref().map_or(0, |rules| rules.refused());
+        let unsent = queue.dropped() + too_long + refused;
         PacketCounts {
             sent: load(&self.counters.sent).saturating_sub(unsent),
             received: load(&self.counters.received),
@@ -118,8 +126,12 @@ impl PacketCarrier {
             let opened = match next.take() {
                 Some(tunnel) => Ok(tunnel),
                 None => {
+                    let metered = match self.rules {
+                        Some(_) => MeteredPackets::AnswersOnly,
+                        None => MeteredPackets::All,
+                    };
                     self.session
-                        .open_packet_tunnel(PACKET_CONTEXT, self.options)
+                        .open_packet_tunnel(PACKET_CONTEXT, self.options, metered)
                         .await
                 }
             };
@@ -176,13 +188,14 @@ impl PacketCarrier {
     async fn receive_from(&self, tunnel: &mut PacketTunnel, connection: &Connection) {
         let (mut joiner, mut writer) = (PieceJoiner::default(), TunWriter::default());
         let (mut datagrams, mut packets) = (Vec::new(), Vec::<Bytes>::new());
+        let mut mtu = InnerMtu::new(self.mtu());
         loop {
             datagrams.clear();
             let received = tokio::select! {
                 received = tunnel.recv_all(&mut datagrams) => received,
                 () = sleep(MTU_CHECK_EVERY) => true,
             };
-            self.follow_mtu(connection);
+            self.follow_mtu(&mut mtu, connection);
             if !received {
                 return;
             }
@@ -192,6 +205,9 @@ impl PacketCarrier {
             {
                 match InnerPacket::parse(&packet) {
                     Ok(parsed) if self.addresses.contains(&parsed.destination) => {
+                        if let Some(rules) = &self.rules {
+                            rules.on_received(&parsed, packet.len(), tunnel.came_in_flow());
+                        }
                         packets.push(packet)
                     }
                     _ => drop(self.counters.dropped.fetch_add(1, Ordering::Relaxed)),
@@ -199,6 +215,7 @@ impl PacketCarrier {
             }
             let count = packets.len() as u64;
             self.counters.received.fetch_add(count, Ordering::Relaxed);
+            self.source.on_received(connection, &mut packets);
             if self.tun.send(&mut writer, &packets).is_err() {
                 return;
             }
@@ -206,12 +223,9 @@ impl PacketCarrier {
         }
     }
 
-    /// Sets the device's MTU to what the session's paths carry now.
-    fn follow_mtu(&self, connection: &Connection) {
-        let Some(datagram_max) = connection.datagram_max() else {
-            return;
-        };
-        let mtu = inner_mtu(datagram_max);
+    /// Sets the device's MTU to what the session's paths carry.
+    fn follow_mtu(&self, mtu: &mut InnerMtu, connection: &Connection) {
+        let mtu = mtu.follow(Instant::now(), connection.datagram_max_now());
         if mtu != self.mtu() {
             match self.tun.set_mtu(mtu) {
                 Ok(()) => drop(self.mtu.send_replace(mtu)),
@@ -222,21 +236,24 @@ impl PacketCarrier {
 
     /// Hands packets of the kernel to the session.
     async fn send_packets(&self) {
-        let mut batch = TunBatch::default();
+        let (mut batch, mut writer) = (TunBatch::default(), TunWriter::default());
         loop {
             if let Err(error) = self.tun.recv(&mut batch).await {
                 return tracing::error!(%error, "the network device is gone");
             }
             let count = batch.packets().count() as u64;
             // A session that is over ends the tunnel, elsewhere.
-            let counter = match &*self.connection.borrow() {
+            let (counter, answers) = match &*self.connection.borrow() {
                 Some(connection) => {
-                    self.source.push(connection, batch.packets());
-                    &self.counters.sent
+                    let answers = self.source.push(connection, batch.packets());
+                    (&self.counters.sent, answers)
                 }
-                None => &self.counters.dropped,
+                None => (&self.counters.dropped, Vec::new()),
             };
             counter.fetch_add(count, Ordering::Relaxed);
+            if !answers.is_empty() {
+                let _ = self.tun.send(&mut writer, &answers);
+            }
         }
     }
 }

@@ -16,13 +16,14 @@ use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
 use super::packet_carrier::PacketCounts;
+use super::packet_rules::RulePackets;
 
 /// How the VPN is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VpnStatus {
     /// Whether the proxy carries packets now.
     pub connected: bool,
-    /// Why it does not.
+    /// Why the VPN does not carry packets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// The inner addresses of this machine.
@@ -33,8 +34,37 @@ pub struct VpnStatus {
     pub tcp: String,
     /// TCP connections that are carried as flows.
     pub flows: usize,
-    /// Packets so far.
+    /// The numbers of packets carried and dropped so far.
     pub packets: PacketCounts,
+    /// What traffic of each rule has used, in their order, and last everything else. Empty without rules.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rules: Vec<RuleStatus>,
+}
+
+/// What traffic of one rule has used.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuleStatus {
+    /// The traffic, as it was written; `None` for everything else.
+    pub traffic: Option<String>,
+    /// The policy, as it was written.
+    pub policy: String,
+    /// TCP connections that are carried as flows.
+    pub connections: RuleConnections,
+    /// Everything that is carried as packets.
+    pub packets: RulePackets,
+}
+
+/// TCP connections of one rule that are carried as flows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuleConnections {
+    /// How many there are now.
+    pub open: u64,
+    /// How many were begun so far.
+    pub total: u64,
+    /// Payload bytes over free networks, in both directions.
+    pub free_bytes: u64,
+    /// Payload bytes over metered networks, in both directions.
+    pub metered_bytes: u64,
 }
 
 /// The directory, held by the process that runs the VPN.

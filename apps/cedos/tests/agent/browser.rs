@@ -1,7 +1,7 @@
 //! Real browsers, where they are installed: the agent's page by keyboard, and downloads that are handed over.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use cedos_lab_rig::browser::{BrowserKind, ENTER, WebBrowser};
 use cedos_lab_rig::origin::{OriginReply, ReplyEnd, ScriptedOrigin, cut, object, proper, reply};
@@ -125,6 +125,60 @@ async fn chromium_shows_and_steers_transfers_by_keyboard_alone() {
 #[tokio::test]
 async fn firefox_shows_and_steers_transfers_by_keyboard_alone() {
     page_by_keyboard(BrowserKind::Firefox).await;
+}
+
+/// A page whose updates end, and that is refused once before it is there again.
+async fn refused_once(kind: BrowserKind) {
+    let answer = |status: &str, media_type: &str, body: &str| {
+        let length = body.len().to_string();
+        let headers = [("Content-Type", media_type), ("Content-Length", &length)];
+        OriginReply(reply(status, &headers, body.as_bytes()), ReplyEnd::Close)
+    };
+    let (pages, updates) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let origin = ScriptedOrigin::start(move |asked| match &*asked.path {
+        "/" if pages.fetch_add(1, Ordering::Relaxed) == 1 => {
+            answer("503 Service Unavailable", "text/html", "<p>not now</p>")
+        }
+        "/" => answer(
+            "200 OK",
+            "text/html",
+            "<!doctype html><title>t</title><p id=\"problem\" hidden></p><p id=\"said\"></p>\
+             <div id=\"live\" data-updates=\"/updates\"></div><script src=\"/page.js\"></script>",
+        ),
+        "/updates" => {
+            let n = updates.fetch_add(1, Ordering::Relaxed);
+            let event = format!("data: \"<p>update {n}</p>\"\n\n");
+            answer("200 OK", "text/event-stream", &event)
+        }
+        "/page.js" => answer(
+            "200 OK",
+            "text/javascript",
+            include_str!("../../../agent/assets/page.js"),
+        ),
+        _ => answer("404 Not Found", "text/plain", ""),
+    })
+    .await;
+    let folder = tempfile::tempdir().expect("a directory");
+    let Some(mut browser) = WebBrowser::start(kind, folder.path(), &[]).await else {
+        return;
+    };
+    browser.open(&origin.url("/")).await;
+    browser.until(&shows("It is asked again")).await;
+    browser.until(&shows("update 1")).await;
+    browser
+        .until("document.getElementById('problem').hidden")
+        .await;
+    browser.close().await;
+}
+
+#[tokio::test]
+async fn a_page_that_is_refused_once_goes_on_in_chromium() {
+    refused_once(BrowserKind::Chromium).await;
+}
+
+#[tokio::test]
+async fn a_page_that_is_refused_once_goes_on_in_firefox() {
+    refused_once(BrowserKind::Firefox).await;
 }
 
 /// An origin with a page that sets a cookie and links a file; the file's first bytes come, and the rest once the

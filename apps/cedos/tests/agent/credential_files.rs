@@ -139,5 +139,8 @@ async fn a_bad_line_is_named_and_a_file_that_others_can_read_is_warned_about() {
     // An upload would show them to the proxy.
     home.run(&["put", "out", &url, "--netrc-file", "netrc"])
         .await
-        .ends_with(2, "has credentials, which the proxy would see");
+        .ends_with(
+            2,
+            "the proxy that keeps the upload would see its credentials",
+        );
 }

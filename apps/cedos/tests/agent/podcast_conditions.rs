@@ -1,6 +1,7 @@
 //! Podcasts under bad conditions: each is one sentence in `cedos cast`, and other feeds and episodes go on.
 
 use std::fmt::Write as _;
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -16,6 +17,7 @@ use cedos_lab_rig::this_test;
 use cedos_lab_rig::wait::until_async;
 use serde_json::Value;
 
+use crate::page::PageLink;
 use crate::podcast_listener::{BYTES, Listener, TAG, empty, episode_bytes, feed_reply, states};
 
 fn audio(asked: &OriginRequest) -> OriginReply {
@@ -157,6 +159,67 @@ async fn a_rule_keeps_so_many_episodes_and_so_many_bytes() {
 }
 
 #[tokio::test]
+async fn a_rule_has_the_smallest_file_of_an_episode_downloaded() {
+    let origin = ScriptedOrigin::start(|asked| match &*asked.path {
+        "/feed" => {
+            let host = asked.header("host").unwrap_or_default();
+            let body = format!(
+                "<rss version=\"2.0\"><channel><title>One</title><item><title>One</title><guid>1</guid>\
+                 <enclosure url=\"http://{host}/a.mp3\" length=\"{BYTES}\" type=\"audio/mpeg\"/>\
+                 <podcast:alternateEnclosure type=\"audio/opus\" length=\"5000\" title=\"For the road\">\
+                 <podcast:source uri=\"http://{host}/small\"/></podcast:alternateEnclosure></item></channel></rss>"
+            );
+            let length = body.len().to_string();
+            let headers = [("Content-Length", &*length)];
+            OriginReply(reply("200 OK", &headers, body.as_bytes()), ReplyEnd::Close)
+        }
+        "/small" => OriginReply(proper(asked, &object(5_000, 7), TAG), ReplyEnd::Close),
+        _ => audio(asked),
+    })
+    .await;
+    let home = Listener::new().await;
+    home.cast(&["add", &origin.url("/feed")]).await;
+    let channel = home
+        .until("whole", |channel| states(channel) == ["ready"])
+        .await;
+    let episode = channel["episodes"][0]["id"].to_string();
+    let file = home.file(&channel["episodes"][0]).await;
+    assert_eq!(std::fs::read(&file).expect("a file").len(), BYTES);
+    let page = String::from_utf8(home.run(&["page"]).await.output).expect("text");
+    let page = PageLink::of(page.trim());
+    let shown = async || page.get(&format!("/podcasts/episode/{episode}")).await.text;
+    let text = shown().await;
+    assert!(text.contains("own file, of several"), "{text}");
+
+    std::fs::remove_file(&file).expect("it was there");
+    home.until("removed", |channel| states(channel) == ["removed"])
+        .await;
+    let rule = home.cast(&["rule", "1", "--file", "smallest"]).await;
+    assert_eq!(rule["channel"]["rule"]["enclosure"], "smallest", "{rule}");
+    home.cast(&["download", &episode]).await;
+    let channel = home
+        .until("whole", |channel| states(channel) == ["ready"])
+        .await;
+    let file = home.file(&channel["episodes"][0]).await;
+    assert_eq!(
+        file.extension().and_then(|name| name.to_str()),
+        Some("opus")
+    );
+    assert_eq!(std::fs::read(&file).expect("a file"), object(5_000, 7));
+    let text = shown().await;
+    assert!(text.contains("For the road, audio/opus, 5.00 kB"), "{text}");
+    let audio = page
+        .get(&format!("/podcasts/episode/{episode}/audio"))
+        .await;
+    assert!(audio.text.contains("audio/opus"), "{}", &audio.text[..300]);
+    let form = "do=rule&schedule=by+hand&latest=3&enclosure=audio";
+    assert_eq!(page.post("/podcasts/channel/1", form).await.status, 303);
+    let channel = home.cast(&["show", "1"]).await;
+    let rule = &channel["channel"]["summary"]["rule"];
+    assert_eq!(rule["enclosure"], "audio", "{channel}");
+}
+
+#[tokio::test]
 async fn a_channel_that_is_removed_while_it_downloads_leaves_nothing_behind() {
     let is_open = Arc::new(AtomicBool::new(false));
     let flag = is_open.clone();
@@ -201,6 +264,213 @@ async fn a_channel_that_is_removed_while_it_downloads_leaves_nothing_behind() {
         (ready.sum::<u64>() == 3).then_some(())
     })
     .await;
+}
+
+#[tokio::test]
+async fn the_part_of_an_episode_that_failed_goes_when_nobody_wants_it() {
+    // Half of each, and then it is not there any more.
+    let origin = ScriptedOrigin::start(|asked| match &*asked.path {
+        "/feed" => feed_reply(asked, &["a", "b"]),
+        path if asked.range_from().is_none() => OriginReply(
+            cut(proper(asked, &episode_bytes(path), TAG), BYTES / 2),
+            ReplyEnd::Close,
+        ),
+        _ => empty("404 Not Found", &[]),
+    })
+    .await;
+    let home = Listener::new().await;
+    home.cast(&["add", &origin.url("/feed")]).await;
+    let channel = home
+        .until("failed", |channel| states(channel) == ["failed"; 2])
+        .await;
+    let podcasts = home.path().join("Podcasts");
+    let parts = |ending: &str| {
+        let files = files_below(&podcasts);
+        files.iter().filter(|name| name.ends_with(ending)).count()
+    };
+    assert_eq!(parts(".part"), 2, "they are continued after a while");
+    let first = channel["episodes"][0]["id"].to_string();
+    home.cast(&["played", &first]).await;
+    until_async("one part", async || (parts(".part") == 1).then_some(())).await;
+    home.cast(&["rule", "1", "by", "hand"]).await;
+    until_async("no part", async || parts("").eq(&0).then_some(())).await;
+    // What is asked for all the same begins anew, and a subscription that ends takes its part along.
+    home.cast(&["download", &first]).await;
+    until_async("a part", async || (parts(".part") == 1).then_some(())).await;
+    home.until("failed", |channel| states(channel) == ["failed"; 2])
+        .await;
+    home.cast(&["remove", "1"]).await;
+    let left = files_below(&podcasts);
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[tokio::test]
+async fn an_episode_whose_file_somebody_removed_is_not_said_to_be_here() {
+    let origin = ScriptedOrigin::start(|asked| match &*asked.path {
+        "/feed" => feed_reply(asked, &["a", "b"]),
+        _ => audio(asked),
+    })
+    .await;
+    let home = Listener::new().await;
+    home.cast(&["add", &origin.url("/feed")]).await;
+    let channel = home
+        .until("ready", |channel| states(channel) == ["ready"; 2])
+        .await;
+    let file = home.file(&channel["episodes"][0]).await;
+    std::fs::remove_file(&file).expect("it was there");
+    home.until("one is removed", |channel| {
+        states(channel) == ["removed", "ready"]
+    })
+    .await;
+    // It does not come back by itself, and does when somebody asks for it.
+    home.cast(&["refresh"]).await;
+    let again = channel["episodes"][0]["id"].to_string();
+    home.cast(&["download", &again]).await;
+    home.until("both again", |channel| states(channel) == ["ready"; 2])
+        .await;
+    // A folder that is not there may be on a disk that is not mounted.
+    let folder = file.parent().expect("a folder");
+    let aside = home.path().join("aside");
+    std::fs::rename(folder, &aside).expect("renamed");
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(4) {
+        let channel = home.cast(&["show", "1"]).await;
+        assert_eq!(states(&channel), ["ready"; 2]);
+    }
+    std::fs::rename(&aside, folder).expect("renamed");
+}
+
+#[test]
+fn episodes_on_a_disk_that_is_not_mounted_stay_and_new_ones_wait_for_it() {
+    in_namespace_with(LINKS_AND_MOUNTS, this_test!(), || async {
+        sh("ip link set lo up");
+        let has_third = Arc::new(AtomicBool::new(false));
+        let flag = has_third.clone();
+        let origin = ScriptedOrigin::start(move |asked| match &*asked.path {
+            "/feed" if flag.load(Ordering::Relaxed) => feed_reply(asked, &["a", "b", "c"]),
+            "/feed" => feed_reply(asked, &["a", "b"]),
+            _ => audio(asked),
+        })
+        .await;
+        let home = Listener::new().await;
+        let [disk, podcasts] = ["disk", "Podcasts"].map(|name| home.path().join(name));
+        for folder in [&disk, &podcasts] {
+            std::fs::create_dir(folder).expect("a folder");
+        }
+        let (disk, place) = (disk.display(), podcasts.display());
+        sh(&format!("mount -t tmpfs t {disk}"));
+        let mount = format!("mount --bind {disk} {place}");
+        sh(&mount);
+        home.cast(&["add", &origin.url("/feed")]).await;
+        home.until("ready", |channel| states(channel) == ["ready"; 2])
+            .await;
+
+        sh(&format!("umount {place}"));
+        has_third.store(true, Ordering::Relaxed);
+        home.cast(&["refresh"]).await;
+        let channel = home
+            .until("waiting", |channel| {
+                channel["episodes"]
+                    .as_array()
+                    .is_some_and(|episodes| problem(&episodes[0]).contains("not mounted"))
+            })
+            .await;
+        assert_eq!(states(&channel), ["new", "ready", "ready"]);
+        let left: Vec<_> = std::fs::read_dir(&podcasts).expect("a folder").collect();
+        assert!(left.is_empty(), "{left:?}");
+        // Not even if somebody makes the folder of the channel there; and nothing counts as gone that is on the disk.
+        std::fs::create_dir(podcasts.join("Morning News")).expect("a folder");
+        home.cast(&["rule", "1", "--keep", "1"]).await;
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(4) {
+            let channel = home.cast(&["show", "1"]).await;
+            assert_eq!(states(&channel), ["new", "ready", "ready"]);
+        }
+        sh(&mount);
+        home.cast(&["rule", "1", "--keep", "2"]).await;
+        let channel = home
+            .until("there", |channel| {
+                states(channel) == ["ready", "ready", "removed"]
+            })
+            .await;
+        assert_eq!(problem(&channel["episodes"][0]), "", "{channel}");
+        assert_eq!(files_below(&podcasts).len(), 2);
+    });
+}
+
+#[test]
+fn a_disk_that_does_not_answer_keeps_no_answer_about_podcasts() {
+    in_namespace_with(LINKS_AND_MOUNTS, this_test!(), || async {
+        sh("ip link set lo up");
+        let origin = ScriptedOrigin::start(|asked| match &*asked.path {
+            "/feed" => feed_reply(asked, &["a"]),
+            _ => audio(asked),
+        })
+        .await;
+        let mut home = Listener::new().await;
+        home.cast(&["add", &origin.url("/feed")]).await;
+        home.until("ready", |channel| states(channel) == ["ready"])
+            .await;
+        let podcasts = home.path().join("Podcasts");
+        // Nobody reads what the kernel asks of this file system.
+        let mut options = std::fs::File::options();
+        let disk = options.read(true).write(true).open("/dev/fuse");
+        let disk = disk.expect("the kernel has FUSE");
+        let options = format!(
+            "fd={},rootmode=40000,user_id=0,group_id=0",
+            disk.as_raw_fd()
+        );
+        home.between_agents(|| {
+            let none = nix::mount::MsFlags::empty();
+            nix::mount::mount(
+                Some("silent"),
+                &podcasts,
+                Some("fuse"),
+                none,
+                Some(&*options),
+            )
+            .expect("mounted");
+        })
+        .await;
+        let channel = home.cast(&["show", "1"]).await;
+        let episode = channel["episodes"][0]["id"].to_string();
+        let page = String::from_utf8(home.run(&["page"]).await.output).expect("text");
+        let page = PageLink::of(page.trim());
+        for path in ["", "/channel/1", "/queue", "/settings"] {
+            let answer = page.get(&format!("/podcasts{path}")).await;
+            assert_eq!(answer.status, 200, "{path}: {}", answer.text);
+        }
+        let answer = page.get(&format!("/podcasts/episode/{episode}")).await;
+        assert_eq!(answer.status, 200, "{}", answer.text);
+        assert_eq!(states(&home.cast(&["show", "1"]).await), ["ready"]);
+        drop(disk);
+    });
+}
+
+#[tokio::test]
+async fn episodes_of_two_podcasts_with_one_title_share_no_part() {
+    // Half of each, and then it is not there any more.
+    let origin = ScriptedOrigin::start(|asked| match &*asked.path {
+        "/one" | "/two" => feed_reply(asked, &["a"]),
+        path if asked.range_from().is_none() => OriginReply(
+            cut(proper(asked, &episode_bytes(path), TAG), BYTES / 2),
+            ReplyEnd::Close,
+        ),
+        _ => empty("404 Not Found", &[]),
+    })
+    .await;
+    let home = Listener::new().await;
+    for (channel, path) in [("1", "/one"), ("2", "/two")] {
+        home.cast(&["add", &origin.url(path)]).await;
+        until_async("failed", async || {
+            let channel = home.cast(&["show", channel]).await;
+            (states(&channel) == ["failed"]).then_some(())
+        })
+        .await;
+    }
+    let files = files_below(&home.path().join("Podcasts"));
+    let parts = files.iter().filter(|name| name.ends_with(".part"));
+    assert_eq!(parts.count(), 2, "{files:?}");
 }
 
 #[test]

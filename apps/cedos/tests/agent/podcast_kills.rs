@@ -21,9 +21,12 @@ use cedos_lab_rig::wait::until;
 use cedos_readycast::{
     ChannelId, ChannelSummary, EpisodeId, EpisodeQuery, EpisodeState, EpisodeSummary, Library,
 };
+use rand::{Rng as _, SeedableRng as _};
+use rand_pcg::Pcg32;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::task::JoinSet;
 use url::Url;
 
 use crate::podcast_listener::{TAG, sha256};
@@ -39,19 +42,6 @@ const EPISODES_FIRST: u32 = 3;
 const EPISODES_MAX: u32 = 9;
 const BYTES: usize = 120_000;
 const PIECE: usize = 6_000;
-
-/// Random numbers (SplitMix64) from a seed that is printed.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self, below: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % below
-    }
-}
 
 fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
@@ -118,6 +108,8 @@ struct Acknowledged {
     perhaps_subscribed: BTreeSet<String>,
     /// Positions, and the ones that were sent after them without an answer.
     positions: BTreeMap<EpisodeId, (u64, Option<u64>)>,
+    /// Bytes of pages that were open while agents were killed.
+    page_bytes: usize,
     /// Identifiers of episodes that a library had, by channel.
     episodes: BTreeMap<String, BTreeSet<String>>,
 }
@@ -144,6 +136,25 @@ async fn store_position(link: &str, episode: EpisodeId, position_ms: u64) -> boo
     sent.await.unwrap_or(false)
 }
 
+/// Reads an answer of the page until it ends, as a browser does that has it open. Returns the bytes that came; none of
+/// a refusal.
+async fn read_page(link: String, path: String) -> usize {
+    let read = async {
+        let rest = link.strip_prefix("http://")?;
+        let (host, base) = rest.split_once('/')?;
+        let base = base.trim_end_matches('/');
+        let request =
+            format!("GET /{base}/{path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+        let mut stream = TcpStream::connect(host).await.ok()?;
+        stream.write_all(request.as_bytes()).await.ok()?;
+        let mut bytes = Vec::new();
+        // The agent may be killed in the middle of it.
+        let _ = stream.read_to_end(&mut bytes).await;
+        bytes.starts_with(b"HTTP/1.1 200").then_some(bytes.len())
+    };
+    read.await.unwrap_or(0)
+}
+
 async fn ask(client: &mut AgentApiClient, request: PodcastRequest) -> Option<Value> {
     client.ask(&AgentRequest::Cast(request)).await.ok()
 }
@@ -153,7 +164,7 @@ async fn use_podcasts(
     socket: PathBuf,
     origin: String,
     library: Library,
-    random: &mut Random,
+    random: &mut Pcg32,
     acknowledged: &mut Acknowledged,
 ) {
     let Some(mut client) = AgentApiClient::connect_to(&socket).await else {
@@ -167,17 +178,22 @@ async fn use_podcasts(
         return;
     };
     let link = page["link"].as_str().expect("a link").to_owned();
+    // The library, the queue and a player are open all the while.
+    let mut open = JoinSet::new();
+    for path in ["podcasts/updates", "podcasts/queue/updates"] {
+        open.spawn(read_page(link.clone(), path.to_owned()));
+    }
     loop {
         let known = library
             .episodes(&EpisodeQuery::default())
             .expect("the library");
-        let some = |random: &mut Random| -> Option<EpisodeSummary> {
-            let index = random.next(known.len().max(1) as u64) as usize;
+        let some = |random: &mut Pcg32| -> Option<EpisodeSummary> {
+            let index = random.random_range(0..known.len().max(1));
             known.get(index).cloned()
         };
-        let answer = match random.next(4) {
+        let answer = match random.random_range(0..4) {
             0 => {
-                let url = format!("{origin}/feed/{}", random.next(u64::from(FEEDS)));
+                let url = format!("{origin}/feed/{}", random.random_range(0..FEEDS));
                 if !acknowledged.subscribed.contains(&url) {
                     acknowledged.perhaps_subscribed.insert(url.clone());
                 }
@@ -203,7 +219,11 @@ async fn use_podcasts(
             },
             _ => match some(random) {
                 Some(EpisodeSummary { id, .. }) => {
-                    let position = 1_000 + random.next(3_000_000);
+                    for part in ["audio", "updates"] {
+                        let path = format!("podcasts/episode/{id}/{part}");
+                        open.spawn(read_page(link.clone(), path));
+                    }
+                    let position = 1_000 + random.random_range(0..3_000_000);
                     let of_it = acknowledged.positions.entry(id).or_default();
                     of_it.1 = Some(position);
                     if store_position(&link, id, position).await {
@@ -215,6 +235,9 @@ async fn use_podcasts(
             },
         };
         if answer.is_none() && AgentApiClient::connect_to(&socket).await.is_none() {
+            while let Some(read) = open.join_next().await {
+                acknowledged.page_bytes += read.expect("no panic");
+            }
             return;
         }
     }
@@ -317,7 +340,7 @@ async fn nothing_is_lost_or_doubled_when_the_agent_is_killed_at_any_moment() {
     let kills = number("CEDOS_PODCAST_KILLS").map_or(KILLS, |n| n as u32);
     let seed = number("CEDOS_PODCAST_SEED").unwrap_or_else(|| u64::from(std::process::id()));
     eprintln!("{kills} kills, CEDOS_PODCAST_SEED={seed}");
-    let mut random = Random(seed);
+    let mut random = Pcg32::seed_from_u64(seed);
     let home = tempfile::tempdir().expect("a directory");
     let episodes = Arc::new(AtomicU32::new(EPISODES_FIRST));
     let is_fast = Arc::new(AtomicBool::new(false));
@@ -332,7 +355,7 @@ async fn nothing_is_lost_or_doubled_when_the_agent_is_killed_at_any_moment() {
         }
         let agent = AgentProcess::start(home.path()).await;
         check_queue(&agent.socket, &when).await;
-        let life = Duration::from_millis(random.next(LIFE_MS));
+        let life = Duration::from_millis(random.random_range(0..LIFE_MS));
         let used = use_podcasts(
             agent.socket.clone(),
             origin.url(""),
@@ -394,9 +417,11 @@ async fn nothing_is_lost_or_doubled_when_the_agent_is_killed_at_any_moment() {
         "{when}"
     );
     let ready = all_ready();
+    assert!(acknowledged.page_bytes > 0, "{when}: no page was open");
     eprintln!(
-        "{} channels, {ready} episodes whole, {} positions",
+        "{} channels, {ready} episodes whole, {} positions, {} bytes of pages",
         acknowledged.subscribed.len(),
-        acknowledged.positions.len()
+        acknowledged.positions.len(),
+        acknowledged.page_bytes
     );
 }

@@ -110,6 +110,12 @@ impl ScriptedFeed {
                         "<podcast:chapters url=\"{origin}{path}\" type=\"application/json+chapters\"/>"
                     ),
                 };
+                let chapters = match *path {
+                    "/audio/water-11.mp3" => format!(
+                        "{chapters}<podcast:transcript url=\"{origin}/hostile.vtt\" type=\"text/vtt\"/>"
+                    ),
+                    _ => chapters,
+                };
                 format!(
                     "<item><title>{title}</title><guid>{path}</guid>\
                      <pubDate>{day:02} Oct 2026 05:00:00 GMT</pubDate><description>{notes}</description>{chapters}\
@@ -143,6 +149,11 @@ const HOSTILE_CHAPTERS: &str = r#"{"version": "1.2.0", "chapters": [
     {"startTime": 40, "title": "Letters", "url": "javascript:alert(2)"}
 ]}"#;
 
+/// A transcript with what must not reach a page.
+const HOSTILE_TRANSCRIPT: &str = "WEBVTT\n\n00:00.000 --> 00:12.000\n<v Ada>Good evening.\n\n\
+    00:14.500 --> 00:20.000\n<v Jonas>The lamp &lt;script&gt;alert(3)&lt;/script&gt; burns.<img src=https://spy.example/2.png>\n\n\
+    00:42.000 --> 00:50.000\n<v Ada>Good night.\n";
+
 fn of_type(media_type: &str, body: &[u8]) -> Vec<u8> {
     let length = body.len().to_string();
     let fields = [("Content-Type", media_type), ("Content-Length", &length)];
@@ -167,6 +178,7 @@ fn answer(asked: &OriginRequest) -> Vec<u8> {
                 json!({"results": found}).to_string().as_bytes(),
             )
         }
+        "/hostile.vtt" => of_type("text/vtt", HOSTILE_TRANSCRIPT.as_bytes()),
         "/chapters.json" => of_type("application/json+chapters", CHAPTERS.as_bytes()),
         "/hostile-chapters.json" => {
             of_type("application/json+chapters", HOSTILE_CHAPTERS.as_bytes())
@@ -206,7 +218,7 @@ async fn play(
 /// An origin of feeds, episodes, and a directory that knows them.
 pub struct PodcastOrigin {
     pub origin: ScriptedOrigin,
-    /// Whether it gives the second half of what is below `/slow/`.
+    /// Whether the origin gives the second half of what is below `/slow/`.
     open: watch::Sender<bool>,
 }
 
@@ -301,7 +313,7 @@ impl PodcastScene {
         found.unwrap_or_else(|_| panic!("never {wanted:?}: {last}"))
     }
 
-    /// Has the origin give all of what is below `/slow/`.
+    /// Lets the origin give all of what is below `/slow/`.
     pub fn open(&self) {
         self.open.send_replace(true);
     }

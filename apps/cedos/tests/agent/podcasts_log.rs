@@ -10,6 +10,7 @@ use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp, ToSpan, Zoned};
 use serde_json::Value;
 
+use crate::page::PageLink;
 use crate::podcast_listener::{BYTES, Listener, TAG, episode_bytes, feed_reply, states};
 
 #[tokio::test]
@@ -197,7 +198,29 @@ async fn a_rule_that_fits_the_plays_is_proposed_and_not_set() {
         shown["channel"]["summary"]["rule"]["schedule"], "by hand",
         "{shown}"
     );
-    // The command is one that is understood; with its rule there is nothing to propose.
+    // The page proposes it, too, and with its button there is nothing to propose.
+    let page = home.run(&["page"]).await;
+    let page = PageLink::of(String::from_utf8(page.output).expect("text").trim());
+    let shown = page.get("/podcasts/channel/1").await.text;
+    assert!(
+        shown.contains(&format!(
+            "“{schedule}” would have been in time for 6 of the last 6"
+        )),
+        "{shown}"
+    );
+    let form = format!("do=schedule&schedule={}", schedule.replace(' ', "+"));
+    assert_eq!(page.post("/podcasts/channel/1", &form).await.status, 303);
+    let shown = home.cast(&["show", "1"]).await;
+    assert!(shown["proposal"].is_null(), "{shown}");
+    assert_eq!(shown["channel"]["summary"]["rule"]["schedule"], schedule);
+    assert!(
+        !page
+            .get("/podcasts/channel/1")
+            .await
+            .text
+            .contains("use-proposal")
+    );
+    // The command is one that is understood.
     let words: Vec<&str> = command.split(' ').skip(2).collect();
     home.cast(&words).await;
     assert!(home.cast(&["show", "1"]).await["proposal"].is_null());

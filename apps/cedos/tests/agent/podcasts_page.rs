@@ -287,6 +287,104 @@ async fn forms_of_podcasts_do_what_they_say_and_only_the_pages_own_are_heard() {
     assert_eq!(link.get("/podcasts/channel/1").await.status, 409);
 }
 
+#[tokio::test]
+async fn settings_of_podcasts_are_changed_on_the_page() {
+    let home = PageHome::prepared(|home| drop(library(home, "Morning"))).await;
+    let link = home.link(&[]).await;
+    let settings = "/podcasts/settings";
+    let shown = async || link.get(settings).await.text;
+
+    let form = "do=save&directory=%7E%2FCasts&search_url=https%3A%2F%2Fdirectory.example%2Fsearch";
+    assert_eq!(link.post(settings, form).await.status, 303);
+    let page = shown().await;
+    assert!(page.contains("value=\"~/Casts\""), "{page}");
+    assert!(page.contains("https://directory.example/search"), "{page}");
+    for (wrong, why) in [
+        ("do=save&directory=Casts", "begin at the root"),
+        ("do=save&directory=&search_url=nowhere", "search_url"),
+    ] {
+        let refused = link.post(settings, wrong).await;
+        assert_eq!(refused.status, 400, "{wrong}");
+        assert!(refused.text.contains(why), "{wrong}: {}", refused.text);
+    }
+    assert!(shown().await.contains("~/Casts"), "nothing was changed");
+    assert_eq!(link.post(settings, "do=save").await.status, 303);
+    assert!(!shown().await.contains("~/Casts"));
+
+    // To look is to change nothing, also where an agent had a port open that this one has not.
+    assert!(shown().await.contains("No app has access."));
+    let saved = home.path().join(".state/cedos/podcast-apps.json");
+    let letters = "a".repeat(32);
+    let earlier = serde_json::json!({"token": letters, "port": 1, "password": letters});
+    std::fs::write(&saved, earlier.to_string()).expect("written");
+    assert!(shown().await.contains("No app has access."));
+    let list = link.get("/podcasts/subscriptions-for-apps.opml").await;
+    assert_eq!(list.status, 409, "{}", list.text);
+    let kept = std::fs::read_to_string(&saved).expect("it is there");
+    assert_eq!(kept, earlier.to_string());
+    std::fs::remove_file(&saved).expect("it is there");
+
+    // What nobody can read of the user's settings is said, and the rest of the page is there.
+    let file = home.path().join(".config/cedos/config.toml");
+    let before = std::fs::read(&file).unwrap_or_default();
+    std::fs::write(&file, "podcasts = [").expect("written");
+    let page = link.get(settings).await;
+    assert_eq!(page.status, 200, "{}", page.text);
+    assert!(page.text.contains("cannot be read"), "{}", page.text);
+    assert!(page.text.contains("Import subscriptions"), "{}", page.text);
+    std::fs::write(&file, before).expect("written");
+
+    assert_eq!(link.post(settings, "do=apps-open").await.status, 303);
+    let open = home.run(&["cast", "apps", "--json"]).await.last().clone();
+    let page = shown().await;
+    for name in ["server", "user", "password", "subscriptions"] {
+        let text = open[name].as_str().expect("a text");
+        assert!(page.contains(text), "{name}: {page}");
+    }
+    assert_eq!(link.post(settings, "do=apps-close").await.status, 303);
+    assert!(shown().await.contains("No app has access."));
+
+    // The server to sync with is another agent's.
+    let other = PageHome::new().await;
+    let there = other.run(&["cast", "apps", "--json"]).await.last().clone();
+    let server = there["server"].as_str().expect("an address").to_owned();
+    let form = |password: &str| {
+        let server = server.replace(':', "%3A").replace('/', "%2F");
+        format!("do=sync-set-up&server={server}&user=cedos&password={password}")
+    };
+    let refused = link.post(settings, &form("wrong")).await;
+    assert_eq!(refused.status, 409);
+    assert!(
+        refused.text.contains("refuses the user name"),
+        "{}",
+        refused.text
+    );
+    assert!(!refused.text.contains("wrong"), "{}", refused.text);
+    let password = there["password"].as_str().expect("a password");
+    assert_eq!(link.post(settings, &form(password)).await.status, 303);
+    let page = shown().await;
+    assert!(
+        page.contains("Forget this server") && !page.contains(password),
+        "{page}"
+    );
+    let synced = other.run(&["cast", "list", "--json"]).await.last().clone();
+    assert_eq!(synced["channels"].as_array().map(Vec::len), Some(1));
+    assert_eq!(link.post(settings, "do=sync-now").await.status, 303);
+    assert_eq!(link.post(settings, "do=sync-end").await.status, 303);
+    assert!(shown().await.contains("Server of the gpodder API"));
+
+    assert!(link.get("/podcasts/log").await.text.contains("unknown yet"));
+    for (path, anonymous) in [("log.json", "false"), ("anonymous-log.json", "true")] {
+        let log = link.get(&format!("/podcasts/{path}")).await.text;
+        let log = log.split("\r\n\r\n").nth(1).expect("a body");
+        assert!(log.contains("\"version\":1"), "{log}");
+        assert!(log.contains(&format!("\"anonymous\":{anonymous}")), "{log}");
+    }
+    for origin in [&[("Origin", "http://evil.example")][..], &[]] {
+        assert_eq!(link.post_with(settings, origin).await.status, 403);
+    }
+}
+
 /// Bytes within a frame of silence, which are text to whoever reads answers as text.
 fn silent_range(frame: usize) -> String {
     let from = 28 + 104 * frame + 10;

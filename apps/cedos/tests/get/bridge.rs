@@ -12,7 +12,8 @@ use cedos_lab_rig::namespace::{
     LINKS, in_namespace, in_namespace_with, origin_namespace, sh, wifi_off, wifi_on,
 };
 use cedos_lab_rig::origin::{OriginReply, ReplyEnd, ScriptedOrigin, object, proper};
-use cedos_lab_rig::program::{CedosRun, ProxyProcess, cedos, pid_of, run};
+use cedos_lab_rig::processor_wait::ProcessorWait;
+use cedos_lab_rig::program::{CedosRun, ProxyProcess, cedos, ended, pid_of, run};
 use cedos_lab_rig::serial::{PseudoTerminal, serial_cable};
 use cedos_lab_rig::this_test;
 use cedos_lab_rig::wait::within;
@@ -63,8 +64,8 @@ impl BridgeProcess {
     }
 }
 
-/// Fetches an object of so many bytes over a line of this bit rate. Returns the run, its duration, and what
-/// the bridge counted.
+/// Fetches an object of so many bytes over a line of this bit rate. Returns the run, its duration without the time for which
+/// processes waited for a processor, and what the bridge counted.
 async fn fetch(bytes: usize, baud: u32, more: &[&str]) -> (CedosRun, Duration, String) {
     sh("ip link set lo up");
     let home = tempfile::tempdir().expect("a directory");
@@ -91,8 +92,11 @@ async fn fetch(bytes: usize, baud: u32, more: &[&str]) -> (CedosRun, Duration, S
         "get", "--json", "-o", "got", &url, "--prox", &elsewhere, "--link", &link,
     ];
     let began = Instant::now();
-    let run = run(home.path(), &arguments).await;
-    let took = began.elapsed();
+    let child = cedos(home.path(), &arguments).spawn().expect("start cedos");
+    let all = [&child, &proxy.child, &bridge.child].map(pid_of);
+    let wait = ProcessorWait::of(&all);
+    let (run, waited) = wait.during(ended(child)).await;
+    let took = began.elapsed().saturating_sub(waited);
     assert_eq!(run.code, 0, "{:#?} {}", run.events, run.errors);
     assert!(std::fs::read(home.path().join("got")).expect("the file") == body);
     (run, took, bridge.end().await)

@@ -20,7 +20,7 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// For downloads in `mode` from an origin over HTTPS that answers by `script`.
+    /// Prepares downloads in `mode` from an origin over HTTPS that answers by `script`.
     pub async fn new(
         mode: &'static str,
         script: impl Fn(&OriginRequest) -> OriginReply + Send + Sync + 'static,

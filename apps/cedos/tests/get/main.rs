@@ -2,6 +2,7 @@
 //! with faults.
 
 mod acme;
+mod announced;
 mod batch;
 mod bridge;
 mod detached;
@@ -27,5 +28,6 @@ mod send_receive;
 mod serve;
 mod stream;
 mod sync;
+mod sync_webdav;
 mod udp_blocked;
 mod upgrade;

@@ -224,7 +224,7 @@ async fn servers_that_are_not_what_was_meant_are_told_with_what_to_try() {
     ];
     run(home, &["get", &plain.url("/malformed")])
         .await
-        .ends_with(1, "does not speak HTTP/1.1");
+        .ends_with(1, "did not answer in valid HTTP");
     let malformed = |path: &String| path == "/malformed";
     let asked = plain.requests().into_iter().map(|asked| asked.path);
     assert_eq!(

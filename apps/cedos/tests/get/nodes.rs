@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,10 @@ use cedos_lab_rig::origin::{OriginReply, ReplyEnd, ScriptedOrigin, cut, object, 
 use cedos_lab_rig::program::{ProxyProcess, cedos, run};
 use cedos_lab_rig::redis::RedisServer;
 use cedos_lab_rig::wait::until;
-use d2tp_driver::{Device, DeviceOptions, EndpointConfig, FlowSettings, SecretKey, ServerAddress};
+use d2tp_driver::{
+    Device, DeviceOptions, EndpointConfig, FlowSettings, LinkUse, ProvidedLink, ProvidedLinks,
+    SecretKey, ServerAddress,
+};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UdpSocket;
 use tokio::task::JoinSet;
@@ -31,6 +34,8 @@ pub(crate) struct Balancer {
     is_cut: Arc<AtomicBool>,
     /// Bytes that nodes may still get until what they send back is lost.
     left: Arc<AtomicU64>,
+    /// For how long what nodes send back is held.
+    delay_ms: Arc<AtomicU64>,
 }
 
 impl Balancer {
@@ -45,7 +50,9 @@ impl Balancer {
         let to = Arc::new(Mutex::new(to));
         let is_cut = Arc::new(AtomicBool::new(false));
         let left = Arc::new(AtomicU64::new(u64::MAX));
+        let delay_ms = Arc::new(AtomicU64::new(delay.as_millis() as u64));
         let (target, cut, may) = (to.clone(), is_cut.clone(), left.clone());
+        let delays = delay_ms.clone();
         tokio::spawn(async move {
             let mut behind: HashMap<SocketAddr, Arc<UdpSocket>> = HashMap::new();
             let mut bytes = vec![0; 65_536];
@@ -54,6 +61,7 @@ impl Balancer {
                     let socket = Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
                     free.insert(socket.clone());
                     let (front, cut, target) = (front.clone(), cut.clone(), target.clone());
+                    let delays = delays.clone();
                     tokio::spawn(async move {
                         let mut bytes = vec![0; 65_536];
                         // An error is an ICMP message about a node that is gone.
@@ -70,6 +78,7 @@ impl Balancer {
                                     let _ = front.send_to(&data, from).await;
                                 }
                             };
+                            let delay = Duration::from_millis(delays.load(Ordering::SeqCst));
                             if delay.is_zero() {
                                 back.await;
                                 continue;
@@ -97,7 +106,14 @@ impl Balancer {
             to,
             is_cut,
             left,
+            delay_ms,
         }
+    }
+
+    /// From now on what nodes send back is held for `delay`.
+    fn set_delay(&self, delay: Duration) {
+        let delay = delay.as_millis() as u64;
+        self.delay_ms.store(delay, Ordering::SeqCst);
     }
 
     pub(crate) fn move_to(&self, node: &ProxyProcess) {
@@ -283,6 +299,11 @@ impl Nodes {
             device.use_default_route().unwrap();
             devices.push(device);
         }
+        self.download_by(devices, n, folder)
+    }
+
+    /// Starts `n` downloads of objects in this folder by these devices.
+    fn download_by(&self, devices: Vec<Device>, n: usize, folder: &'static str) -> Downloads {
         let mut downloads = Downloads {
             progress: Vec::new(),
             tasks: JoinSet::new(),
@@ -323,7 +344,7 @@ impl Nodes {
         }
     }
 
-    /// Until the devices have the first half of each object, and the store knows of all.
+    /// Waits until the devices have the first half of each object, and the store knows of all.
     async fn halves_are_there(&self, downloads: &Downloads) {
         until("the first halves are there", || {
             let all = &downloads.progress;
@@ -505,7 +526,7 @@ async fn a_node_whose_devices_moved_away_loses_their_sessions_and_says_so() {
     nodes.assert_whole(downloads).await;
 }
 
-/// What each client gets of a proxy in a second, so that downloads are under way for a while.
+/// The rate that a proxy allows each client, so that downloads are under way for a while.
 const SLOW: &str = "client_down_bytes_per_s = 2000000\n";
 
 /// The proxy's address with both nodes.
@@ -548,6 +569,90 @@ async fn a_node_is_drained_while_200_downloads_run_and_none_is_requested_twice()
     assert!(nodes.has_said("b", "took over a session from another node"));
     assert!(!nodes.has_said("a", "the time for devices to go on elsewhere is over"));
     assert!(longest < Duration::from_secs(2), "{longest:?}");
+    nodes.assert_whole(downloads).await;
+}
+
+/// The rate that a proxy allows each client, so that downloads last longer than devices need to notice a nearer node.
+const SLOWER: &str = "client_down_bytes_per_s = 200000\n";
+
+/// Two nodes, each behind a balancer of its own, so that each can be near or far.
+async fn near_and_far(nodes: &Nodes) -> ([ProxyProcess; 2], [Balancer; 2]) {
+    std::fs::write(nodes.path().join("slow.toml"), SLOWER).unwrap();
+    let slow = ["--config", "slow.toml"];
+    let first = nodes.start("a", &slow).await;
+    let second = nodes.start("b", &slow).await;
+    let [near, far] = [(&first, 5), (&second, 120)].map(|(node, delay_ms)| {
+        let at = node.listens_at().parse().unwrap();
+        Balancer::with_delay(at, Duration::from_millis(delay_ms))
+    });
+    let balancers = [near.await, far.await];
+    ([first, second], balancers)
+}
+
+/// Devices that follow these networks, in place of the system's route.
+async fn in_networks(nodes: &Nodes, server: &str, links: &Arc<ProvidedLinks>) -> Vec<Device> {
+    let mut devices = Vec::new();
+    for number in 0..nodes.devices {
+        let options = DeviceOptions {
+            server: server.parse().unwrap(),
+            key: device_key(number),
+            config: EndpointConfig::default(),
+        };
+        let mut device = Device::with_attach(options, links.clone()).await.unwrap();
+        device.follow_links(links.subscribe(), |_| LinkUse::Free);
+        devices.push(device);
+    }
+    devices
+}
+
+fn network(name: &str, last: u8) -> ProvidedLink {
+    ProvidedLink::new(name, IpAddr::from([127, 0, 0, last]))
+}
+
+// R-NODE-5: their devices have moved to another city, say.
+#[tokio::test]
+async fn devices_with_downloads_move_to_a_node_that_became_nearer_and_nothing_is_requested_twice() {
+    let Some(nodes) = Nodes::new().await else {
+        return;
+    };
+    let ([first, _second], [near, far]) = near_and_far(&nodes).await;
+    let key = first.address.rsplit('/').next().unwrap();
+    let both = format!("d2tp://{},{}/{key}", near.address, far.address);
+    let links = ProvidedLinks::new();
+    links.add(network("wifi", 2));
+    let devices = in_networks(&nodes, &both, &links).await;
+    let downloads = nodes.download_by(devices, 80, "/whole");
+    until("they run", || downloads.received() > 400_000).await;
+    let at_node = |address: SocketAddr| {
+        let name = address.to_string();
+        let here = |device: &Device| {
+            let mut nodes = device.nodes().into_iter();
+            nodes.any(|node| node.is_current && node.name == name)
+        };
+        downloads.devices.iter().all(here)
+    };
+    assert!(at_node(near.address));
+    near.set_delay(Duration::from_millis(120));
+    far.set_delay(Duration::from_millis(5));
+    links.add(network("another", 3));
+    links.remove("wifi");
+    downloads.measure_silence();
+    let begun = Instant::now();
+    until("each device is at the second node", || at_node(far.address)).await;
+    let (received, lasted) = (downloads.received(), begun.elapsed());
+    assert!(received < 80 * SIZE as u64, "downloads ran meanwhile");
+    until("the first node has let them go", || {
+        let log = nodes.log();
+        let of_first = log.lines().filter(|line| line.starts_with("a: "));
+        let lost = |line: &&str| line.contains("another node has taken over this session");
+        of_first.filter(lost).count() == DEVICES
+    })
+    .await;
+    let (median, longest) = downloads.silence();
+    eprintln!(
+        "all had moved after {lasted:?}, with {received} bytes of {} received; silence median {median:?}, longest {longest:?}",
+        80 * SIZE
+    );
     nodes.assert_whole(downloads).await;
 }
 

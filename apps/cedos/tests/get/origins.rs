@@ -11,7 +11,7 @@ use cedos_lab_rig::origin::{
 use cedos_lab_rig::program::{CedosRun, built, cedos, ended};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::Command;
 
 const TAG: &str = "\"v1\"";
@@ -419,6 +419,72 @@ async fn an_origin_that_never_sends_the_same_bytes_is_given_up_as_changed() {
     assert!(!directory.path().join("out").exists());
 }
 
+/// Stops a download by Ctrl-C when it says that it has this many bytes; returns its last event.
+async fn stopped_at(folder: &Path, arguments: &[&str], bytes: u64) -> Value {
+    let mut child = command(folder, arguments).spawn().expect("start");
+    let mut lines = BufReader::new(child.stdout.take().expect("its output")).lines();
+    loop {
+        let line = lines
+            .next_line()
+            .await
+            .expect("read")
+            .expect("it tells its progress");
+        let event: Value = serde_json::from_str(&line).expect("JSON");
+        if event["event"] == "progress" && event["bytes"] == bytes {
+            break;
+        }
+    }
+    let id = nix::unistd::Pid::from_raw(child.id().expect("it runs") as i32);
+    nix::sys::signal::kill(id, nix::sys::signal::Signal::SIGINT).expect("signal");
+    let mut last = String::new();
+    while let Some(line) = lines.next_line().await.expect("read") {
+        last = line;
+    }
+    assert_eq!(child.wait().await.expect("ends").code(), Some(3));
+    serde_json::from_str(&last).expect("JSON")
+}
+
+#[tokio::test]
+async fn a_part_that_no_server_will_continue_is_not_said_to_be_resumable() {
+    let origin = ScriptedOrigin::start(|_| {
+        // Without a tag or a date, nobody knows later whether the content is the same.
+        let headers = [("Content-Length", "400000")];
+        let half = reply("200 OK", &headers, &object(250_000, 9));
+        OriginReply(half, ReplyEnd::Silence)
+    })
+    .await;
+    let (directory, _) = place();
+    let url = origin.url("/object");
+    let last = stopped_at(directory.path(), &["--json", "-o", "out", &url], 250_000).await;
+    assert_eq!(last["resumable_bytes"], 0, "{last}");
+    assert_eq!(last["starts_over"], true, "{last}");
+}
+
+#[tokio::test]
+async fn of_a_server_that_can_resume_nobody_says_that_it_cannot() {
+    let origin = ScriptedOrigin::start(|asked| {
+        let answer = proper(asked, &object(400_000, 9), TAG);
+        OriginReply(cut(answer, 250_000), ReplyEnd::Silence)
+    })
+    .await;
+    let (directory, _) = place();
+    let url = origin.url("/object");
+    let mut child = command(directory.path(), &["-o", "-", &url])
+        .spawn()
+        .expect("start");
+    let mut came = vec![0; 250_000];
+    let output = child.stdout.as_mut().expect("its output");
+    output.read_exact(&mut came).await.expect("the first half");
+    let id = nix::unistd::Pid::from_raw(child.id().expect("it runs") as i32);
+    nix::sys::signal::kill(id, nix::sys::signal::Signal::SIGTERM).expect("signal");
+    let ended = child.wait_with_output().await.expect("ends");
+    let errors = String::from_utf8_lossy(&ended.stderr);
+    assert!(errors.contains("Stopped"), "{errors}");
+    assert!(!errors.contains("cannot resume"), "{errors}");
+    // All that came was readable while nothing more came, before the download asked again.
+    assert_eq!(origin.requests().len(), 1);
+}
+
 #[tokio::test]
 async fn ctrl_c_leaves_a_partial_that_the_same_command_continues() {
     let wanted = object(400_000, 9);
@@ -434,33 +500,14 @@ async fn ctrl_c_leaves_a_partial_that_the_same_command_continues() {
     let (directory, _) = place();
     let url = origin.url("/object");
     let arguments = ["--json", "-o", "out", &url];
-    let mut child = command(directory.path(), &arguments)
-        .spawn()
-        .expect("start");
-    // Wait until it tells that it holds the first part.
-    let mut lines = BufReader::new(child.stdout.take().expect("its output")).lines();
-    loop {
-        let line = lines
-            .next_line()
-            .await
-            .expect("read")
-            .expect("it tells its progress");
-        let event: Value = serde_json::from_str(&line).expect("JSON");
-        if event["event"] == "progress" && event["bytes"] == 250_000 {
-            break;
-        }
-    }
-    let id = nix::unistd::Pid::from_raw(child.id().expect("it runs") as i32);
-    nix::sys::signal::kill(id, nix::sys::signal::Signal::SIGINT).expect("signal");
-    let mut last = String::new();
-    while let Some(line) = lines.next_line().await.expect("read") {
-        last = line;
-    }
-    assert_eq!(child.wait().await.expect("ends").code(), Some(3));
-    let last: Value = serde_json::from_str(&last).expect("JSON");
+    let last = stopped_at(directory.path(), &arguments, 250_000).await;
     assert_eq!(
-        (&last["exit"], &last["resumable_bytes"]),
-        (&3.into(), &250_000.into())
+        (
+            &last["exit"],
+            &last["resumable_bytes"],
+            &last["starts_over"]
+        ),
+        (&3.into(), &250_000.into(), &Value::Null)
     );
     assert_eq!(names(directory.path()), ["out.part", "out.part.json"]);
 

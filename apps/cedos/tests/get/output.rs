@@ -235,6 +235,25 @@ async fn bars_fit_into_a_narrow_terminal_and_nothing_moves_where_that_cannot_be(
     assert!(!format!("{piped:?}").contains("\\u{1b}"), "{piped:?}");
 }
 
+#[tokio::test]
+async fn what_is_said_before_a_bar_begins_has_a_line_of_its_own() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let origin = ScriptedOrigin::start(|asked| {
+        OriginReply(proper(asked, &object(1_000, 1), "\"v1\""), ReplyEnd::Close)
+    })
+    .await;
+    let url = origin.url("/a");
+    // Whether a bar that is there already is drawn over is a race.
+    for _ in 0..6 {
+        let get = ["get", &url, "-o", "a", "--alone"];
+        let printed = on_a_terminal(folder.path(), &get, &[]).await;
+        let texts = texts(&printed);
+        let deadline = texts.iter().find(|text| text.contains("Deadline:"));
+        let deadline = deadline.unwrap_or_else(|| panic!("{printed:?}"));
+        assert!(deadline.starts_with("Deadline:"), "{printed:?}");
+    }
+}
+
 /// Text that sets colours and the window's title, overwrites its line, hides a direction, and forges a line.
 const HOSTILE: &str = "\u{1b}[31mred\u{1b}]0;title\u{7}\rover\u{9b}1m\u{202e}txt\nFinished on time";
 

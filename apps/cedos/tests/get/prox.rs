@@ -304,6 +304,8 @@ async fn a_device_that_is_not_admitted_is_told_whom_to_ask_by_every_verb() {
         );
         refused.ends_with(1, &advice);
     }
+    let refused = run(home, &["get", url, "--prox", prox, "--json"]).await;
+    assert!(refused.reasons().contains(&"proxy_refused"), "{refused:?}");
     // Those that serve a program go on, for the day on which they are let in, and say why nothing comes.
     for arguments in [
         &["play", url, "--prox", prox, "--", "curl", "-s", "{}"][..],

@@ -288,7 +288,11 @@ async fn without_a_proxy_or_a_file_nothing_is_sent() {
     let absent = ["put", "absent", "http://h/", "--prox", &prox];
     assert!(said(&absent, 1).await.contains("cannot read"));
     let place = ["put", ".", "http://h/", "--prox", &prox];
-    assert!(said(&place, 1).await.contains("give a regular file"));
+    let refused = said(&place, 1).await;
+    assert!(
+        refused.contains("cedos put: . is a directory; send one file"),
+        "{refused}"
+    );
 }
 
 /// An origin that says when it has a body, and answers its first request only when it may.

@@ -39,7 +39,8 @@ impl Sender {
         Sender { child, code }
     }
 
-    /// Its exit code, and what it said on standard error and last on standard output.
+    /// Waits for the end; returns the exit code, standard error, and the last line of standard
+    /// output.
     async fn end(mut self) -> (i32, String, String) {
         let status = timeout(PATIENCE, self.child.wait()).await;
         let code = status.expect("in time").expect("it ends").code();

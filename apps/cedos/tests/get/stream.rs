@@ -193,20 +193,20 @@ impl Served {
 
 /// An answer of the link.
 #[derive(Debug)]
-struct Got {
+struct StreamReply {
     status: u16,
     fields: HashMap<String, String>,
     body: Vec<u8>,
 }
 
-impl Got {
+impl StreamReply {
     fn field(&self, name: &str) -> &str {
         self.fields.get(name).map_or("", String::as_str)
     }
 }
 
 /// Asks for a path of the link's host, and reads `most` bytes of the answer's body at most.
-async fn ask(link: &str, method: &str, fields: &[(&str, &str)], most: usize) -> Got {
+async fn ask(link: &str, method: &str, fields: &[(&str, &str)], most: usize) -> StreamReply {
     let rest = link.strip_prefix("http://").unwrap();
     let (host, path) = rest.split_once('/').unwrap();
     let mut stream = TcpStream::connect(host).await.unwrap();
@@ -234,7 +234,7 @@ async fn ask(link: &str, method: &str, fields: &[(&str, &str)], most: usize) -> 
             body = dechunked(&body);
         }
         body.truncate(most);
-        Got {
+        StreamReply {
             status,
             fields,
             body,
@@ -710,7 +710,7 @@ async fn a_playlists_links_lead_here_and_what_follows_is_fetched_ahead() {
     .await;
     let served = Served::start(home.path(), &origin.url("/main.m3u8"), &[]).await;
     let root = format!("http://127.0.0.1:{}", served.port());
-    let linked = |got: &Got| -> Vec<String> {
+    let linked = |got: &StreamReply| -> Vec<String> {
         let text = String::from_utf8(got.body.clone()).unwrap();
         let links = text.lines().filter(|line| !line.starts_with('#'));
         links.map(|path| format!("{root}{path}")).collect()

@@ -470,10 +470,13 @@ fn a_network_that_blocks_everything_is_named_as_such() {
 /// The part of a server's configuration that docs/proxy.md shows in a block of this language.
 fn documented(language: &str) -> String {
     let page = include_str!("../../../../docs/proxy.md");
-    let (_, after) = page
-        .split_once(&format!("```{language}\n"))
-        .unwrap_or_else(|| panic!("docs/proxy.md has no block for {language}"));
-    after.split_once("```").expect("its end").0.to_owned()
+    let begin = format!("```{language}\n");
+    let blocks = page.split(&begin).skip(1);
+    let mut blocks = blocks.filter_map(|rest| Some(rest.split_once("```")?.0));
+    let of_streams = blocks.find(|block| block.contains("/d2tp"));
+    of_streams
+        .unwrap_or_else(|| panic!("docs/proxy.md has no block for {language}"))
+        .to_owned()
 }
 
 /// Downloads through a web server at port 443 that passes streams on to D2Prox, which listens at `streams`.

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::one_budget::stream;
-use crate::support::C;
+use crate::support::CProgram;
 use crate::told::Program;
 use cedos_lab_rig::namespace::{
-    cell_on, in_namespace, origin_namespace, received, sent, sh, wifi_on,
+    cell_on, in_namespace, origin_namespace, received, sent, sh, wifi_off, wifi_on,
 };
 use cedos_lab_rig::origin::{ScriptedOrigin, object, proper, reply};
 use cedos_lab_rig::program::{AgentProcess, ProxyProcess};
@@ -59,16 +59,16 @@ fn wifi_lives() {
 }
 
 /// A home, an origin, and a proxy that both links lead to.
-struct Place {
+struct TestNetwork {
     home: PathBuf,
     origin: ScriptedOrigin,
     proxy: ProxyProcess,
     agent: AgentProcess,
-    told: C,
+    told: CProgram,
 }
 
-impl Place {
-    async fn new(home: &Path) -> Place {
+impl TestNetwork {
+    async fn new(home: &Path) -> TestNetwork {
         let place = home.to_owned();
         let (origin, proxy) = origin_namespace(|| async move {
             let bytes: Arc<[u8]> = object(OBJECT_BYTES, 1).into();
@@ -95,12 +95,12 @@ impl Place {
         });
         let variables = [("CEDOS_PROX", &*proxy.address)];
         let agent = AgentProcess::start_among(home, &["--proxy", LOCAL_PROXY], &variables).await;
-        Place {
+        TestNetwork {
             home: home.to_owned(),
             origin,
             proxy,
             agent,
-            told: C::with_d2tp("told.c"),
+            told: CProgram::with_d2tp("told.c"),
         }
     }
 
@@ -313,7 +313,7 @@ fn uploads_streams_and_the_agents_clients_connect_over_cellular_beside_a_dead_wi
     let _share = beside_others();
     in_namespace(this_test!(), || async {
         let home = tempfile::tempdir().expect("a directory");
-        let place = Place::new(home.path()).await;
+        let place = TestNetwork::new(home.path()).await;
         std::fs::write(place.home.join("sent"), object(OBJECT_BYTES, 1)).expect("the file");
         wifi_on("198.51.100.7");
         cell_on();
@@ -335,7 +335,7 @@ fn players_and_direct_downloads_get_bytes_over_cellular_beside_a_dead_wifi() {
     let _share = beside_others();
     in_namespace(this_test!(), || async {
         let home = tempfile::tempdir().expect("a directory");
-        let place = Place::new(home.path()).await;
+        let place = TestNetwork::new(home.path()).await;
         wifi_on("198.51.100.7");
         cell_on();
         wifi_dies();
@@ -354,7 +354,7 @@ fn uploads_and_the_agents_clients_go_on_over_cellular_when_the_wifi_dies() {
     let _share = beside_others();
     in_namespace(this_test!(), || async {
         let home = tempfile::tempdir().expect("a directory");
-        let place = Place::new(home.path()).await;
+        let place = TestNetwork::new(home.path()).await;
         std::fs::write(place.home.join("sent"), object(OBJECT_BYTES, 1)).expect("the file");
         wifi_on("198.51.100.7");
         cell_on();
@@ -385,7 +385,7 @@ fn a_proxy_is_found_by_its_name_although_the_resolver_is_beyond_a_dead_wifi() {
     let _share = beside_others();
     in_namespace(this_test!(), || async {
         let home = tempfile::tempdir().expect("a directory");
-        let mut place = Place::new(home.path()).await;
+        let mut place = TestNetwork::new(home.path()).await;
         let memory = place.home.join(".cache/cedos");
         std::fs::create_dir_all(&memory).expect("a folder");
         std::fs::write(memory.join("servers"), "prox.example 192.0.2.1\n").expect("the file");
@@ -412,7 +412,7 @@ fn every_client_connects_over_cellular_beside_a_wifi_that_never_answers() {
     let _share = beside_others();
     in_namespace(this_test!(), || async {
         let home = tempfile::tempdir().expect("a directory");
-        let place = Place::new(home.path()).await;
+        let place = TestNetwork::new(home.path()).await;
         wifi_on("198.51.100.7");
         cell_on();
         wifi_dies();
@@ -440,11 +440,44 @@ fn every_client_connects_over_cellular_beside_a_wifi_that_never_answers() {
 }
 
 #[test]
+fn sockets_use_cellular_beside_a_wifi_that_has_become_too_slow() {
+    let _share = beside_others();
+    in_namespace(this_test!(), || async {
+        let home = tempfile::tempdir().expect("a directory");
+        let place = TestNetwork::new(home.path()).await;
+        for by_agent in [false, true] {
+            wifi_on("198.51.100.7");
+            let mut socket = place.socket(by_agent);
+            assert_eq!(socket.hear().await, "policy 0");
+            assert_eq!(socket.hear().await, "connect 0");
+            assert!(socket.ask("ask").await.starts_with("ask "));
+            // Before it reads, so that the object does not come at once.
+            let slow = "type filter hook input priority 0; \
+                        iifname wlan0 limit rate over 37 kbytes/second burst 10 kbytes drop;";
+            sh(&format!(
+                "nft 'table inet slow {{ chain c {{ {slow} }}; }}'"
+            ));
+            cell_on();
+            let file = place.home.join(format!("by the agent: {by_agent}"));
+            let before = received("wwan0");
+            socket
+                .tell(&format!("copy {OBJECT_BYTES} {}", file.display()))
+                .await;
+            until_carried("a socket", "wwan0", before, 1_000_000).await;
+            sh("nft delete table inet slow
+                ip link set wwan0 down
+                ip addr flush dev wwan0");
+            wifi_off();
+        }
+    });
+}
+
+#[test]
 fn every_client_goes_on_over_cellular_when_the_wifi_dies_silently() {
     let _share = beside_others();
     in_namespace(this_test!(), || async {
         let home = tempfile::tempdir().expect("a directory");
-        let place = Place::new(home.path()).await;
+        let place = TestNetwork::new(home.path()).await;
         wifi_on("198.51.100.7");
         cell_on();
         for client in ["run", "get", "socket", "socket-of-the-agent"] {

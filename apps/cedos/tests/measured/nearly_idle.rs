@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
-use crate::support::C;
+use crate::support::CProgram;
 use crate::told::Program;
 use cedos_lab_rig::namespace::{cell_on, in_namespace, origin_namespace, received, sent, wifi_on};
 use cedos_lab_rig::origin::ScriptedOrigin;
@@ -109,7 +109,7 @@ impl Talker {
 
     async fn socket(net: &Net) -> Talker {
         let port = net.origin.address.port().to_string();
-        let (told, none) = (C::with_d2tp("told.c"), PathBuf::from("none"));
+        let (told, none) = (CProgram::with_d2tp("told.c"), PathBuf::from("none"));
         let arguments = ["192.0.2.1", &port, "policy=4"];
         let home = net.home.path();
         let mut socket = Program::start(&told, home, &net.proxy.address, &none, &arguments);

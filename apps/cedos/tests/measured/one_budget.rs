@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use crate::support::C;
+use crate::support::CProgram;
 use crate::told::Program;
 use cedos_lab_rig::namespace::{cell_on, in_namespace, origin_namespace, received, wifi_on};
 use cedos_lab_rig::origin::{OriginReply, OriginRequest, ReplyEnd, ScriptedOrigin, object, proper};
@@ -111,7 +111,7 @@ fn a_download_a_stream_a_socket_and_a_program_under_run_spend_one_budget() {
             .spawn()
             .expect("start curl");
 
-        let told = C::with_d2tp("told.c");
+        let told = CProgram::with_d2tp("told.c");
         let port = origin.address.port().to_string();
         let arguments = ["192.0.2.1", &port, "policy=3"];
         let mut socket = Program::start(&told, home, &prox.address, &agent.socket, &arguments);

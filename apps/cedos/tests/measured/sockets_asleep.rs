@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::support::C;
+use crate::support::CProgram;
 use crate::told::Program;
 use cedos_lab_rig::bus::ServiceBus;
 use cedos_lab_rig::namespace::{cell_on, in_namespace, origin_namespace, sh, wifi_off, wifi_on};
@@ -64,10 +64,10 @@ async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
 async fn what_is_asked_of_the_machine(
     agent: Option<&AgentProcess>,
     home: &Path,
-    to: &To,
+    to: &CallTarget,
     bus: &ServiceBus,
 ) {
-    let told = C::with_d2tp("told.c");
+    let told = CProgram::with_d2tp("told.c");
     let socket = agent.map_or(Path::new("none"), |agent| &agent.socket);
     let around = [("DBUS_SYSTEM_BUS_ADDRESS", bus.address())];
     let url = url::Url::parse(&to.0.url("/a")).expect("a URL");
@@ -200,8 +200,8 @@ async fn when_it_must_begin(mut program: Program, watcher: impl Fn(&Program) -> 
 }
 
 /// Who calls for a server whose name nobody knows yet waits for a network, too.
-async fn while_a_name_is_looked_for(home: &Path, to: &To, bus: &ServiceBus, hosts: &Path) {
-    let told = C::with_d2tp("told.c");
+async fn while_a_name_is_looked_for(home: &Path, to: &CallTarget, bus: &ServiceBus, hosts: &Path) {
+    let told = CProgram::with_d2tp("told.c");
     let around = [("DBUS_SYSTEM_BUS_ADDRESS", bus.address())];
     let url = url::Url::parse(&to.0.url("/a")).expect("a URL");
     let port = url.port().expect("a port").to_string();
@@ -225,10 +225,10 @@ async fn while_a_name_is_looked_for(home: &Path, to: &To, bus: &ServiceBus, host
 async fn who_takes_over_with_a_d_lock(
     agent: &AgentProcess,
     home: &Path,
-    to: &To,
+    to: &CallTarget,
     bus: &ServiceBus,
 ) {
-    let told = C::with_d2tp("told.c");
+    let told = CProgram::with_d2tp("told.c");
     let around = [("DBUS_SYSTEM_BUS_ADDRESS", bus.address())];
     let url = url::Url::parse(&to.0.url("/a")).expect("a URL");
     let port = url.port().expect("a port").to_string();
@@ -257,7 +257,7 @@ async fn who_takes_over_with_a_d_lock(
     after.leave().await;
 }
 
-type To = (ScriptedOrigin, ProxyProcess);
+type CallTarget = (ScriptedOrigin, ProxyProcess);
 
 fn with_a_machine(test: String, agent: bool) {
     let _share = beside_others();

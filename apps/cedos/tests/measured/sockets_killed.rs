@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Stdio;
 
-use crate::support::C;
+use crate::support::CProgram;
 use cedos_lab_rig::namespace::{in_namespace, sh};
 use cedos_lab_rig::program::{AgentProcess, ProxyProcess, cedos, pid_of};
 use cedos_lab_rig::share::alone;
@@ -19,16 +19,16 @@ const MANY: usize = 150;
 /// Three would have no room without a word.
 const PROCESSES: usize = 4;
 
-struct Place {
+struct TestNetwork {
     home: tempfile::TempDir,
     proxy: ProxyProcess,
     origin: TcpListener,
 }
 
-impl Place {
-    async fn new(address: &str) -> Place {
+impl TestNetwork {
+    async fn new(address: &str) -> TestNetwork {
         let home = tempfile::tempdir().expect("a directory");
-        Place {
+        TestNetwork {
             proxy: ProxyProcess::start(home.path(), "127.0.0.1:0", &[]).await,
             origin: TcpListener::bind((address, 0)).await.expect("a port"),
             home,
@@ -90,8 +90,8 @@ impl Place {
 #[tokio::test]
 async fn of_programs_with_engines_of_their_own() {
     let _machine = alone();
-    let place = Place::new("127.0.0.1").await;
-    let program = C::with_d2tp("many.c");
+    let place = TestNetwork::new("127.0.0.1").await;
+    let program = CProgram::with_d2tp("many.c");
     let mut before = Vec::new();
     for _ in 0..PROCESSES {
         let mut command = program.command();
@@ -107,8 +107,8 @@ fn of_cedos_run() {
     in_namespace(this_test!(), || async {
         // What is on loopback it does not carry.
         sh("ip addr add 192.0.2.1/32 dev lo");
-        let place = Place::new("192.0.2.1").await;
-        let program = C::plain("many.c");
+        let place = TestNetwork::new("192.0.2.1").await;
+        let program = CProgram::plain("many.c");
         let mut before = Vec::new();
         for _ in 0..PROCESSES {
             let path = program.command().get_program().to_owned();
@@ -123,8 +123,8 @@ fn of_cedos_run() {
 #[tokio::test]
 async fn of_an_agent() {
     let _machine = alone();
-    let place = Place::new("127.0.0.1").await;
-    let program = C::with_d2tp("many.c");
+    let place = TestNetwork::new("127.0.0.1").await;
+    let program = CProgram::with_d2tp("many.c");
     let mut before = Vec::new();
     let start = async |home: &Path| {
         let runtime = home.to_str().expect("a path in UTF-8");

@@ -10,7 +10,20 @@ pub fn renamed(text: &str, names: &[(String, &str)]) -> String {
 /// Lines in which the numbers that differ between runs are replaced. Each line ends with a line break.
 pub fn normalised(text: &str) -> String {
     let lines = text.lines().filter(|line| !is_for_operators(line));
-    lines.map(|line| normalised_line(line) + "\n").collect()
+    let mut text = String::with_capacity(text.len());
+    let mut before = "";
+    for line in lines {
+        if !depends_on_handshake(before, line) {
+            text += &(normalised_line(line) + "\n");
+        }
+        before = line;
+    }
+    text
+}
+
+/// Whether a line is there if the handshake with the proxy had begun when the program was interrupted.
+fn depends_on_handshake(before: &str, line: &str) -> bool {
+    before == "nothing requested yet" && line.starts_with("Carried by: ")
 }
 
 /// Whether a line is the proxy's log of what it did for a client: the page is about messages.

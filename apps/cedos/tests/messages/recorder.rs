@@ -17,7 +17,7 @@ use super::normalise::{normalised, renamed};
 pub struct Recorder {
     home: tempfile::TempDir,
     page: String,
-    /// What is written in place of names that differ between runs.
+    /// The texts that replace names that differ between runs.
     names: Vec<(String, &'static str)>,
 }
 
@@ -70,7 +70,7 @@ impl Recorder {
         self.home.path()
     }
 
-    /// Has `name` written as `shown` from here on.
+    /// Writes `name` as `shown` from here on.
     pub fn call(&mut self, name: &str, shown: &'static str) {
         self.names.insert(0, (name.to_owned(), shown));
     }

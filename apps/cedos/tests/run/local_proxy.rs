@@ -19,16 +19,16 @@ use tokio::process::{Child, Command};
 const BYTES: usize = 2_000_000;
 
 /// A device with an agent that is a proxy, and one D2Prox or several, each with a key of its own.
-struct Device {
+pub(crate) struct Device {
     home: tempfile::TempDir,
     /// Address of the local proxy.
-    at: String,
+    pub(crate) at: String,
     _agent: Child,
     proxies: Vec<ProxyProcess>,
 }
 
 impl Device {
-    async fn new(more: &[&str]) -> Device {
+    pub(crate) async fn new(more: &[&str]) -> Device {
         Device::with_proxies(1, more).await
     }
 
@@ -63,12 +63,12 @@ impl Device {
         }
     }
 
-    fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.home.path()
     }
 
     /// Runs curl with these words through it; none if there is no curl.
-    async fn curl(&self, words: &[&str]) -> Option<Ran> {
+    pub(crate) async fn curl(&self, words: &[&str]) -> Option<ProgramResult> {
         let mut command = Command::new("curl");
         command
             .current_dir(self.path())
@@ -81,7 +81,7 @@ impl Device {
             .kill_on_drop(true);
         let output = tokio::time::timeout(PATIENCE, command.output()).await;
         match output.expect("curl ends by itself") {
-            Ok(output) => Some(Ran {
+            Ok(output) => Some(ProgramResult {
                 code: output.status.code().expect("no signal"),
                 output: output.stdout,
                 errors: String::from_utf8_lossy(&output.stderr).into_owned(),
@@ -94,15 +94,15 @@ impl Device {
     }
 }
 
-struct Ran {
-    code: i32,
-    output: Vec<u8>,
-    errors: String,
+pub(crate) struct ProgramResult {
+    pub(crate) code: i32,
+    pub(crate) output: Vec<u8>,
+    pub(crate) errors: String,
 }
 
-impl Ran {
+impl ProgramResult {
     #[track_caller]
-    fn is_whole(&self, wanted: &[u8]) {
+    pub(crate) fn is_whole(&self, wanted: &[u8]) {
         assert_eq!(self.code, 0, "{}", self.errors);
         assert!(self.output == wanted, "other bytes, or not all");
     }

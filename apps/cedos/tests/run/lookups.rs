@@ -188,7 +188,8 @@ fn has_stand_in(output: &Output, what: &str) {
     assert!(said.starts_with("198.18."), "{what}: {said}{errors}");
 }
 
-/// Asserts that every lookup gets an answer by this rung, and that no name and no payload is in what left.
+/// Asserts that every lookup gets an answer in this capture mode, and that packets on the link
+/// contain no name and no payload.
 async fn no_name_leaves(options: &[&str]) {
     let net = net_with_name_server();
     let (Some(lookups), Some(fetch)) = (lookup_program(net.path()), compiled(net.path(), &[]))

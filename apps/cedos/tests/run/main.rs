@@ -2,6 +2,7 @@
 
 mod limits;
 mod local_proxy;
+mod local_proxy_http2;
 mod lookups;
 mod programs;
 mod words;

@@ -135,13 +135,13 @@ impl Net {
             .expect("cedos")
     }
 
-    /// Asserts that the program was caught by this rung, and got the object.
+    /// Asserts that the program was caught in this capture mode, and got the object.
     #[track_caller]
     pub(super) fn is_whole(&self, output: &Output, rung: &str, what: &str) {
         self.got(&self.bytes, output, rung, what);
     }
 
-    /// Asserts that the program was caught by this rung, and got these bytes.
+    /// Asserts that the program was caught in this capture mode, and got these bytes.
     #[track_caller]
     fn got(&self, bytes: &[u8], output: &Output, rung: &str, what: &str) {
         let errors = String::from_utf8_lossy(&output.stderr);

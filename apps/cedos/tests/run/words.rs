@@ -16,7 +16,7 @@ fn has_curl() -> bool {
     found
 }
 
-/// What it says when curl cannot get there.
+/// What `cedos run` prints if curl cannot reach its host.
 async fn said(home: &std::path::Path, options: &[&str]) -> String {
     let words = [
         &["run", "--rung", "preload"],

@@ -216,6 +216,14 @@ async fn doctor_says_what_works_and_what_to_do_about_what_does_not() {
         path["text"].as_str().unwrap().contains("bytes pass"),
         "{path}"
     );
+    // Loopback carries larger packets than those that paths begin with.
+    assert!(
+        !path["text"]
+            .as_str()
+            .unwrap()
+            .starts_with("packets of 1200 "),
+        "{path}"
+    );
     let wrong = format!("{}{}", address.rsplit_once('/').unwrap().0, &ADDRESS[21..]);
     let wrong = run(home.path(), &["doctor", "--json", "--prox", &wrong]).await;
     assert_eq!(check(&wrong, "proxy key")["status"], "bad");

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use cedos_lab_rig::program::{pid_of, run};
-use cedos_lab_rig::wait::until;
+use cedos_lab_rig::wait::{until, within};
 use nix::sys::signal::{Signal, kill};
 
-use crate::support::start_proxy;
+use crate::support::{proxy_command, start_proxy};
 
 fn write(home: &Path, text: &str) {
     std::fs::write(home.join("prox.toml"), text).unwrap();
@@ -55,6 +55,25 @@ async fn a_running_proxy_takes_what_it_can_and_names_the_rest() {
     assert_eq!(told.code, 0, "{}", told.errors);
     let said = String::from_utf8_lossy(&told.output);
     assert!(said.contains("nothing has changed"), "{said}");
+}
+
+#[tokio::test]
+async fn systemd_is_told_when_a_proxy_serves_and_a_reload_then_does_not_end_it() {
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    let manager = tokio::net::UnixDatagram::bind(home.join("notify")).unwrap();
+    write(home, "client_flows_max = 5\n");
+    let more = ["--config", "prox.toml"];
+    let mut command = proxy_command(home, "127.0.0.1:0", &more);
+    command.env("NOTIFY_SOCKET", home.join("notify"));
+    let child = command.spawn().unwrap();
+    let mut said = [0; 64];
+    let length = within(manager.recv(&mut said)).await.unwrap();
+    assert_eq!(&said[..length], b"READY=1");
+    // systemd sends the signal of a reload now, and another program can use the control socket.
+    kill(pid_of(&child), Signal::SIGHUP).unwrap();
+    let told = run(home, RELOAD).await;
+    assert_eq!(told.code, 0, "{}", told.errors);
 }
 
 #[tokio::test]

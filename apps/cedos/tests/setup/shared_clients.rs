@@ -88,7 +88,7 @@ impl SharedNodes {
         run(self.home.path(), &arguments).await
     }
 
-    /// What a node says of a client; none if it knows none of this name.
+    /// The entry of a client in the list of a node; none if the node has no client of this name.
     async fn client(&self, node: usize, name: &str) -> Option<Value> {
         let told = self.at(node, &["prox", "client", "list", "--json"]).await;
         let mut clients = told.events.into_iter();
@@ -96,7 +96,7 @@ impl SharedNodes {
         clients.find(is_it)
     }
 
-    /// Until what a node says of a client is as expected.
+    /// Waits until the entry of a client in the list of a node is as expected.
     async fn until_client(&self, node: usize, name: &str, is_so: impl Fn(&Value) -> bool) {
         until_async(&format!("node {node} knows of {name}"), async || {
             let client = self.client(node, name).await?;

@@ -55,6 +55,12 @@ impl Operator {
 
 /// Starts a proxy in `home`, with its state beside.
 pub async fn start_proxy(home: &Path, listen: &str, more: &[&str]) -> ProxyProcess {
+    let started = ProxyProcess::spawned(&mut proxy_command(home, listen, more)).await;
+    started.unwrap_or_else(|| panic!("{}", std::fs::read_to_string(home.join("log")).unwrap()))
+}
+
+/// The command of a proxy in `home`, with its state and its log beside.
+pub fn proxy_command(home: &Path, listen: &str, more: &[&str]) -> tokio::process::Command {
     let always = [
         "prox",
         "--listen",
@@ -71,8 +77,7 @@ pub async fn start_proxy(home: &Path, listen: &str, more: &[&str]) -> ProxyProce
         .open(home.join("log"))
         .unwrap();
     command.stderr(log);
-    let started = ProxyProcess::spawned(&mut command).await;
-    started.unwrap_or_else(|| panic!("{}", std::fs::read_to_string(home.join("log")).unwrap()))
+    command
 }
 
 /// Joins with a line on standard input.

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use crate::support::C;
+use crate::support::CProgram;
 use crate::told::Program;
 use cedos_lab_rig::namespace::{
     cell_on, in_namespace, origin_namespace, received, sent, wifi_off, wifi_on,
@@ -20,7 +20,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 const CONTROL_BYTES_MAX: u64 = 6_000;
 
 /// A server, which no agent carries, and its address.
-async fn server(program: &C, home: &Path, host: &str) -> (Program, String) {
+async fn server(program: &CProgram, home: &Path, host: &str) -> (Program, String) {
     let arguments = ["serve", host];
     let mut server = Program::start(program, home, "", Path::new("none"), &arguments);
     let address = server.hear().await;
@@ -31,7 +31,7 @@ async fn server(program: &C, home: &Path, host: &str) -> (Program, String) {
 /// A device with an agent, and a server.
 struct Device {
     home: tempfile::TempDir,
-    program: C,
+    program: CProgram,
     agent: AgentProcess,
     server: Program,
     address: String,
@@ -40,7 +40,7 @@ struct Device {
 impl Device {
     async fn new() -> Device {
         let home = tempfile::tempdir().expect("a directory");
-        let program = C::with_d2tp("messages.c");
+        let program = CProgram::with_d2tp("messages.c");
         let (server, address) = server(&program, home.path(), "127.0.0.1").await;
         Device {
             agent: AgentProcess::start(home.path()).await,
@@ -70,7 +70,7 @@ impl Device {
         assert_eq!(client.ask("hear").await, "hear 4 well");
     }
 
-    /// Until the server's kernel has no far end of that name any more.
+    /// Waits until the server's kernel has no peer of that name any more.
     async fn until_gone(&mut self) {
         until_async("its end is the socket's", async || {
             (self.server.ask("answer x").await != "answer 1").then_some(())
@@ -295,13 +295,13 @@ fn what_the_user_says_of_networks_holds_for_datagrams_and_their_bytes_are_counte
         let home = tempfile::tempdir().expect("a directory");
         let place = home.path().to_owned();
         let (mut server, address) = origin_namespace(|| async move {
-            let program = C::with_d2tp("messages.c");
+            let program = CProgram::with_d2tp("messages.c");
             server(&program, &place, "192.0.2.1").await
         });
         wifi_on("198.51.100.7");
         cell_on();
         let agent = AgentProcess::start_with(home.path(), &["--metrics", FIGURES]).await;
-        let program = C::with_d2tp("messages.c");
+        let program = CProgram::with_d2tp("messages.c");
         // Any network, if this were a stream.
         let arguments = ["to", &address, "policy=4"];
         let mut client = Program::start(&program, home.path(), "", &agent.socket, &arguments);

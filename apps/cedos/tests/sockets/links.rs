@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::support::C;
+use crate::support::CProgram;
 use crate::told::{Program, udp_sockets};
 use cedos_lab_rig::namespace::{
     BlockedUdp, cell_on, in_namespace, origin_namespace, received, sh, wifi_off, wifi_on,
@@ -20,7 +20,7 @@ const OBJECT_BYTES: usize = 16_000_000; // 6.4 s at 20 Mb/s
 /// What a link may carry besides payload: handshakes, acknowledgements, neighbours.
 const CONTROL_BYTES_MAX: u64 = 6_000;
 
-/// What it takes to carry what a budget allows: heads of packets, acknowledgements, handshakes.
+/// The bytes beside the payload that a budget allows: heads of packets, acknowledgements, handshakes.
 const BESIDE_BYTES_MAX: u64 = 450_000; // 15 % of it; a third of that is measured
 
 async fn origin_and_proxy(home: PathBuf) -> (ScriptedOrigin, ProxyProcess) {
@@ -33,7 +33,7 @@ async fn origin_and_proxy(home: PathBuf) -> (ScriptedOrigin, ProxyProcess) {
 }
 
 fn begin(
-    program: &C,
+    program: &CProgram,
     home: &Path,
     to: &(ScriptedOrigin, ProxyProcess),
     agent: &AgentProcess,
@@ -71,7 +71,7 @@ fn a_policy_reaches_the_agent_and_so_does_another_later() {
         wifi_on("198.51.100.7");
         cell_on();
         let agent = AgentProcess::start(home.path()).await;
-        let told = C::with_d2tp("told.c");
+        let told = CProgram::with_d2tp("told.c");
         let mut program = begin(&told, home.path(), &to, &agent, 0);
         assert_eq!(program.hear().await, "policy 0");
         assert_eq!(program.hear().await, "connect 0");
@@ -130,7 +130,7 @@ fn the_budget_of_the_agent_is_one_for_its_transfers_and_all_programs() {
         cell_on();
         let agent = AgentProcess::start(home.path()).await;
         cedos(home.path(), &agent, &["budget", "set", "3M", "--json"]).await;
-        let told = C::with_d2tp("told.c");
+        let told = CProgram::with_d2tp("told.c");
         let before = received("wwan0");
         let mut programs = Vec::new();
         for _ in 0..2 {
@@ -189,7 +189,7 @@ async fn reads_ahead_by_its_thresholds(
     const HIGH: u64 = 2_000_000;
     // Packets' heads, and what is read until it is looked again.
     const MORE: u64 = HIGH / 4;
-    let told = C::with_d2tp("told.c");
+    let told = CProgram::with_d2tp("told.c");
     let url = url::Url::parse(&to.0.url("/a")).expect("a URL");
     let port = url.port().expect("a port").to_string();
     let arguments = ["192.0.2.1", &port, "policy=3"];
@@ -270,7 +270,7 @@ fn a_change_of_networks_that_a_program_knows_of_reaches_the_agent() {
         let to = origin_namespace(|| origin_and_proxy(place));
         wifi_on("198.51.100.7");
         let agent = AgentProcess::start(home.path()).await;
-        let told = C::with_d2tp("told.c");
+        let told = CProgram::with_d2tp("told.c");
         let mut program = begin(&told, home.path(), &to, &agent, 0);
         assert_eq!(program.hear().await, "policy 0");
         assert_eq!(program.hear().await, "connect 0");
@@ -318,7 +318,7 @@ fn a_socket_is_carried_in_a_stream_where_udp_is_blocked_and_net_says_so() {
         let (to, _udp) = proxy_behind_blocked_udp(place);
         wifi_on("198.51.100.7");
         let agent = AgentProcess::start(home.path()).await;
-        let told = C::with_d2tp("told.c");
+        let told = CProgram::with_d2tp("told.c");
         let mut program = begin(&told, home.path(), &to, &agent, 0);
         assert_eq!(program.hear().await, "policy 0");
         assert_eq!(program.hear().await, "connect 0");
@@ -353,7 +353,7 @@ fn a_program_with_the_settings_alone_reaches_the_default_proxys_streams_without_
         std::fs::write(folder.join("config.toml"), settings).expect("written");
         let url = url::Url::parse(&to.0.url("/a")).expect("a URL");
         let port = url.port().expect("a port").to_string();
-        let told = C::with_d2tp("told.c");
+        let told = CProgram::with_d2tp("told.c");
         let arguments = ["192.0.2.1", &port, "policy=0"];
         let nobody = Path::new("none");
         let mut program = Program::start(&told, home.path(), "", nobody, &arguments);
@@ -375,7 +375,7 @@ fn a_session_that_began_by_the_systems_route_keeps_to_the_links_that_come_up() {
         sh("ip link set wlan0 up
             ip addr add 198.51.100.7/24 dev wlan0
             ip route add 192.0.2.1 via 198.51.100.1 dev wlan0");
-        let told = C::with_d2tp("told.c");
+        let told = CProgram::with_d2tp("told.c");
         let url = url::Url::parse(&to.0.url("/a")).expect("a URL");
         let port = url.port().expect("a port").to_string();
         let arguments = ["192.0.2.1", &port, "policy=0"];

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::support::C;
+use crate::support::CProgram;
 use crate::told::{Program, udp_sockets};
 use cedos_lab_rig::PATIENCE;
 use cedos_lab_rig::program::{AgentProcess, ProxyProcess, device_key, pid_of, stop};
@@ -22,7 +22,7 @@ const MUCH: usize = 6_000_000;
 /// A device with an agent, a D2Prox, and an origin that the test itself plays.
 struct Device {
     home: tempfile::TempDir,
-    program: C,
+    program: CProgram,
     proxy: ProxyProcess,
     agent: AgentProcess,
     origin: TcpListener,
@@ -32,7 +32,7 @@ impl Device {
     async fn new() -> Device {
         let home = tempfile::tempdir().expect("a directory");
         Device {
-            program: C::with_d2tp("told.c"),
+            program: CProgram::with_d2tp("told.c"),
             proxy: ProxyProcess::start(home.path(), "127.0.0.1:0", &[]).await,
             agent: AgentProcess::start(home.path()).await,
             origin: TcpListener::bind("127.0.0.1:0").await.expect("a port"),
@@ -461,7 +461,7 @@ async fn programs_say_the_same_with_an_agent() {
         "uring.c",
     ];
     for source in sources {
-        let program = C::with_d2tp(source);
+        let program = CProgram::with_d2tp(source);
         let mut command: Command = program.command().into();
         command.env("CEDOS_AGENT", &agent.socket);
         let before = udp_sockets(pid_of(&agent.child));
@@ -476,7 +476,7 @@ async fn programs_say_the_same_with_an_agent() {
             None => assert_eq!(said, "ok\n", "{source}"),
         }
     }
-    let program = C::with_d2tp("conformance.c");
+    let program = CProgram::with_d2tp("conformance.c");
     let mut seen = Vec::new();
     for socket in [&*agent.socket, Path::new("none")] {
         let mut command: Command = program.command().into();
@@ -505,7 +505,7 @@ async fn programs_say_the_same_with_an_agent() {
 async fn what_a_program_wrote_before_exit_arrives_whole_at_a_slow_reader() {
     let home = tempfile::tempdir().expect("a directory");
     let agent = AgentProcess::start(home.path()).await;
-    let (server, client) = (C::with_d2tp("late.c"), C::with_d2tp("late.c"));
+    let (server, client) = (CProgram::with_d2tp("late.c"), CProgram::with_d2tp("late.c"));
     let mut serving = Command::from(server.command())
         .arg("serve")
         .stdout(std::process::Stdio::piped())
@@ -531,7 +531,7 @@ async fn what_a_program_wrote_before_exit_arrives_whole_at_a_slow_reader() {
 async fn a_proxys_refusals_are_errors_of_connect_with_an_agent_too() {
     let home = tempfile::tempdir().expect("a directory");
     let agent = AgentProcess::start(home.path()).await;
-    let (proxy, client) = (C::with_d2tp("proxy.c"), C::with_d2tp("get.c"));
+    let (proxy, client) = (CProgram::with_d2tp("proxy.c"), CProgram::with_d2tp("get.c"));
     let proxy = crate::support::Server::start(&proxy);
     let origin = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let port = origin.local_addr().expect("an address").port().to_string();
@@ -584,10 +584,10 @@ async fn who_does_not_wait_for_a_refused_connection_hears_of_it_as_from_the_kern
     let closed = device.origin.local_addr().expect("an address").port();
     let port = closed.to_string();
     drop(device.origin);
-    let told = C::plain("refused.c").run(&[&port]);
+    let told = CProgram::plain("refused.c").run(&[&port]);
     let lines: std::collections::BTreeSet<&str> = told.lines().collect();
     assert_eq!(lines.len(), 1, "{told}");
-    let program = C::with_d2tp("refused.c");
+    let program = CProgram::with_d2tp("refused.c");
     for socket in [Path::new("none"), &*device.agent.socket] {
         let output = program
             .command()

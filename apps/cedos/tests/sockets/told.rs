@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
-use crate::support::C;
+use crate::support::CProgram;
 
 /// The UDP sockets that a process has.
 pub fn udp_sockets(pid: Pid) -> BTreeSet<String> {
@@ -26,7 +26,7 @@ pub fn udp_sockets(pid: Pid) -> BTreeSet<String> {
     names.filter(is_udp).collect()
 }
 
-/// told.c, running.
+/// A running told.c, which reports what its socket calls return.
 pub struct Program {
     pub child: Child,
     to: Option<ChildStdin>,
@@ -34,9 +34,9 @@ pub struct Program {
 }
 
 impl Program {
-    /// To `at` through the proxy; the agent is at `socket`.
+    /// Starts the program towards `at` through the proxy; the agent listens at `socket`.
     pub fn start(
-        program: &C,
+        program: &CProgram,
         home: &Path,
         proxy: &str,
         socket: &Path,
@@ -45,9 +45,9 @@ impl Program {
         Program::start_among(program, home, proxy, socket, arguments, &[])
     }
 
-    /// In such an environment.
+    /// Starts the program with these environment variables.
     pub fn start_among(
-        program: &C,
+        program: &CProgram,
         home: &Path,
         proxy: &str,
         socket: &Path,

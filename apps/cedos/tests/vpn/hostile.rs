@@ -5,7 +5,9 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::time::Duration;
 
 use bytes::Bytes;
-use cedos_agent::proxy::{ConnOptions, PacketTunnel, ProxySession, ProxySessionPeer};
+use cedos_agent::proxy::{
+    ConnOptions, MeteredPackets, PacketTunnel, ProxySession, ProxySessionPeer,
+};
 use cedos_lab_rig::namespace::{in_namespace_with, sh};
 use cedos_lab_rig::this_test;
 use cedos_lab_rig::wait::within;
@@ -81,8 +83,9 @@ fn spoofed_sources_fragments_multicast_and_other_clients_are_dropped_and_counted
             .expect("links");
         let links = monitor.subscribe();
         let session = ProxySession::new(ProxySessionPeer::Prox, servers, key, links, |_| {});
-        let opened: Result<PacketTunnel, _> =
-            within(session.open_packet_tunnel(PACKET_CONTEXT, ConnOptions::default())).await;
+        let opening =
+            session.open_packet_tunnel(PACKET_CONTEXT, ConnOptions::default(), MeteredPackets::All);
+        let opened: Result<PacketTunnel, _> = within(opening).await;
         let mut tunnel = opened.unwrap_or_else(|refusal| panic!("{}", refusal.text));
         let std::net::IpAddr::V4(own) = tunnel.addresses[0] else {
             panic!("{:?}", tunnel.addresses);

@@ -2,5 +2,7 @@
 //! system forbids such namespaces.
 
 mod hostile;
+mod programs;
+mod rules;
 mod scene;
 mod tunnel;

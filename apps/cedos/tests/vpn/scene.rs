@@ -9,8 +9,10 @@
 //! The server has no route to inner addresses: it answers only what the proxy translated.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use cedos_lab_rig::PATIENCE;
@@ -41,6 +43,12 @@ pub const OUTSIDE: &str = "198.51.100.1";
 pub const OUTSIDE_IPV6: &str = "2001:db8:1::1";
 /// The first bytes of the router's answers to queries of names.
 pub const OUTSIDE_ANSWER: &[u8] = b"outside answer to ";
+/// A host behind the router, which answers each connection, and each datagram to port 7, with the address that it sees.
+pub const OBSERVER: &str = "192.0.2.77";
+/// The port at which it does so, and the router, too.
+pub const OBSERVER_PORT: u16 = 81;
+/// The port at which the server sends datagrams without end.
+pub const STREAM_PORT: u16 = 10;
 /// What the server sends over HTTP.
 pub const OBJECT_BYTES: usize = 10_000_000;
 /// The first bytes of the server's answers to queries of names.
@@ -218,6 +226,7 @@ fn start_server() {
             ip addr add 198.18.0.2/24 dev eth0");
         std::thread::spawn(|| echo_datagrams(7, b""));
         std::thread::spawn(|| echo_datagrams(53, NAME_ANSWER));
+        std::thread::spawn(stream_datagrams);
         let streams = TcpListener::bind((SERVER, 7)).expect("a port");
         let web = TcpListener::bind((SERVER, 80)).expect("a port");
         std::thread::spawn(move || each(&streams, echo_stream));
@@ -242,6 +251,23 @@ fn start_outside() {
     std::thread::spawn(move || answer_datagrams(&names, OUTSIDE_ANSWER));
     let streams = TcpListener::bind((OUTSIDE, 80)).expect("a port");
     std::thread::spawn(move || each(&streams, echo_stream));
+    sh(&format!("ip addr add {OBSERVER}/32 dev lo"));
+    for host in [OBSERVER, OUTSIDE] {
+        let observer = TcpListener::bind((host, OBSERVER_PORT)).expect("a port");
+        std::thread::spawn(move || each(&observer, answer_with_address));
+    }
+    let observer = UdpSocket::bind((OBSERVER, 7)).expect("a port");
+    std::thread::spawn(move || {
+        let mut bytes = [0; 64];
+        while let Ok((_, from)) = observer.recv_from(&mut bytes) {
+            let _ = observer.send_to(from.ip().to_string().as_bytes(), from);
+        }
+    });
+}
+
+fn answer_with_address(mut stream: TcpStream) {
+    let peer = stream.peer_addr().expect("connected").ip().to_string();
+    let _ = stream.write_all(peer.as_bytes());
 }
 
 fn each(listener: &TcpListener, serve: fn(TcpStream)) {
@@ -263,11 +289,47 @@ fn serve_object(mut stream: TcpStream) {
         "HTTP/1.1 200 OK\r\nContent-Length: {OBJECT_BYTES}\r\n\r\n"
     );
     let _ = stream.write_all(&vec![b'x'; OBJECT_BYTES]);
+    let _ = stream.shutdown(Shutdown::Write);
+    // The client closes when it has all.
+    let _ = stream.read(&mut head);
+    RETRANSMITTED.store(retransmitted(&stream), Ordering::Relaxed);
+}
+
+/// How many segments the server sent again of the last object whose client has closed; before that the highest number.
+pub static RETRANSMITTED: AtomicU32 = AtomicU32::new(u32::MAX);
+
+fn retransmitted(stream: &TcpStream) -> u32 {
+    // SAFETY: all-zero is a valid tcp_info.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut length = std::mem::size_of::<libc::tcp_info>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes to `info`, which has as many.
+    let got = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            std::ptr::from_mut(&mut info).cast(),
+            &mut length,
+        )
+    };
+    assert_eq!(got, 0, "{}", std::io::Error::last_os_error());
+    info.tcpi_total_retrans
 }
 
 fn echo_datagrams(port: u16, before: &[u8]) {
     let socket = UdpSocket::bind((SERVER, port)).expect("a port");
     answer_datagrams(&socket, before);
+}
+
+/// Sends datagrams, once it is asked, to who asked first: a camera that never looks whether they arrive.
+fn stream_datagrams() {
+    let socket = UdpSocket::bind((SERVER, STREAM_PORT)).expect("a port");
+    let (_, to) = socket.recv_from(&mut [0; 64]).expect("a query");
+    loop {
+        let _ = socket.send_to(&[b's'; 1_000], to);
+        // sleep: 4 Mb/s
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }
 
 fn answer_datagrams(socket: &UdpSocket, before: &[u8]) {

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use http::header::{HeaderMap, HeaderName};
 use serde::{Deserialize, Serialize};
 
-/// The longest time that is counted. RFC 9111 §1.2.2: whoever cannot count further uses this one.
+/// The longest time that is counted; longer ones are cut to it (RFC 9111 §1.2.2).
 const SECONDS_MAX: u64 = 1 << 31;
 
 /// The directives of a `Cache-Control` field, names in lower case.

@@ -17,9 +17,9 @@ pub(crate) enum CacheStatus {
     Validated,
     /// A copy of the client's own.
     Pinned,
-    /// The origin.
+    /// The request was forwarded to the origin.
     Forwarded {
-        /// Why it was asked, in the words of RFC 9211 §2.2.
+        /// Why the origin was asked, in the words of RFC 9211 §2.2.
         why: &'static str,
         /// The status of the origin's answer.
         status: StatusCode,

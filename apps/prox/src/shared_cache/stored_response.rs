@@ -45,9 +45,9 @@ pub(crate) struct StoredResponse {
     pub(crate) headers: HeaderMap,
     selected_by: Vec<(HeaderName, Option<String>)>,
     directives: CacheControl,
-    /// The time for which it is fresh.
+    /// The time for which the response is fresh.
     lifetime: Duration,
-    /// The age at which it arrived.
+    /// The age at which the response arrived.
     initial_age: Duration,
     must_validate: bool,
 }
@@ -266,18 +266,18 @@ impl StoredResponse {
         self.initial_age + resident
     }
 
-    /// How long it stays fresh; none if it is stale.
+    /// How long the response stays fresh; `None` if it is stale.
     pub(crate) fn fresh_for(&self, resident: Duration) -> Option<Duration> {
         let left = self.lifetime.checked_sub(self.age(resident))?;
         (!left.is_zero() && !self.must_validate).then_some(left)
     }
 
-    /// How long it has been stale.
+    /// How long the response has been stale.
     pub(crate) fn stale_for(&self, resident: Duration) -> Duration {
         self.age(resident).saturating_sub(self.lifetime)
     }
 
-    /// How it may answer a request, after this time in the cache.
+    /// How the response may answer a request, after this time in the cache.
     pub(crate) fn usability(&self, demand: &CacheDemand, resident: Duration) -> Usability {
         let asks = |name| demand.directives.span(name);
         let age = self.age(resident);
@@ -307,7 +307,7 @@ impl StoredResponse {
         }
     }
 
-    /// Whether it may be used although it is stale, because its origin cannot be asked (RFC 9111 §4.2.4), or has
+    /// Whether the response may be used although it is stale, because its origin cannot be asked (RFC 9111 §4.2.4), or has
     /// failed (RFC 5861 §4). `at_most`: the proxy's own limit.
     pub(crate) fn survives_error(
         &self,

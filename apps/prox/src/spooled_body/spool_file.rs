@@ -90,7 +90,7 @@ impl SpooledBody {
         Some(state.counted)
     }
 
-    /// Has the bucket of copies get what is new, if there is one.
+    /// Sends what is new to the bucket of copies, if there is one.
     pub(super) fn send_to_bucket(&self) {
         let Some(home) = &self.named_file else {
             return;

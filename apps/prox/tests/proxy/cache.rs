@@ -31,7 +31,7 @@ fn whole(fields: &str, body: &str) -> OriginReply {
     OriginReply((head + body).into(), ReplyEnd::Close)
 }
 
-async fn ask_as(prox: &Arc<Prox>, client: HostKey, request: String) -> Answer {
+async fn ask_as(prox: &Arc<Prox>, client: HostKey, request: String) -> ProxyReply {
     let (serving, mut device) = start(prox, client);
     device.send(request).await;
     device.finish_sending().await;
@@ -41,7 +41,7 @@ async fn ask_as(prox: &Arc<Prox>, client: HostKey, request: String) -> Answer {
 }
 
 /// The bodies that two clients get, one after the other.
-async fn both(origin: &ScriptedOrigin, fields: (&str, &str)) -> (Answer, Answer) {
+async fn both(origin: &ScriptedOrigin, fields: (&str, &str)) -> (ProxyReply, ProxyReply) {
     let prox = prox();
     let url = origin.url("/");
     let one = ask_as(&prox, CLIENT, get(&url, fields.0)).await.whole();

@@ -14,21 +14,26 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-/// A proxy with a door that lets loopback in, but for 127.0.0.9.
-struct Served {
-    prox: Arc<Prox>,
-    at: SocketAddr,
+/// A proxy that listens for TCP and MPTCP from loopback addresses, except 127.0.0.9.
+pub struct Served {
+    pub prox: Arc<Prox>,
+    pub at: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
     running: JoinHandle<()>,
 }
 
 impl Served {
     fn new() -> Served {
+        Served::with(config())
+    }
+
+    /// With these settings, but for who may come.
+    pub fn with(config: ProxConfig) -> Served {
         let prox = Prox::new(ProxConfig {
             allow_any_client: false,
             allow_addresses: vec!["127.0.0.0/29".parse().unwrap()],
             stop_grace: Duration::from_millis(300),
-            ..config()
+            ..config
         })
         .unwrap();
         let door = TcpFlowListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), prox.clone())
@@ -46,7 +51,7 @@ impl Served {
         }
     }
 
-    /// A client's connection, over MPTCP if it is asked for and there.
+    /// A client's connection, over MPTCP if that is requested and available.
     async fn connect(&self, multipath: bool) -> Option<TcpStream> {
         if !multipath {
             return Some(TcpStream::connect(self.at).await.unwrap());
@@ -64,18 +69,32 @@ impl Served {
         Some(TcpStream::from_std(stream).unwrap())
     }
 
-    /// Everything is given back.
-    async fn end(mut self) {
+    /// Has the proxy accept nothing more.
+    pub fn begin_stop(&mut self) {
         self.stop.take().unwrap().send(()).unwrap();
+    }
+
+    /// Waits until the proxy has released all memory.
+    async fn end(self) {
+        let prox = self.prox.clone();
+        self.stop().await;
+        assert_eq!(prox.holdings(), Default::default());
+    }
+
+    /// Waits until the proxy serves nothing more.
+    pub async fn stop(mut self) {
+        if self.stop.is_some() {
+            self.begin_stop();
+        }
         tokio::time::timeout(PATIENCE, self.running)
             .await
             .unwrap()
             .unwrap();
-        assert_eq!(self.prox.holdings(), Default::default());
+        assert_eq!(self.prox.holdings().flows, 0);
     }
 }
 
-/// What a client gets until the end, and whether it was a clean one.
+/// The bytes that a client receives until the end, and whether the connection ended cleanly.
 async fn rest(stream: &mut TcpStream) -> (Vec<u8>, bool) {
     let mut bytes = Vec::new();
     let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut bytes)).await;
@@ -150,6 +169,54 @@ async fn a_tunnel_carries_both_ways_and_each_direction_ends_by_itself() {
     assert!(said.starts_with("HTTP/1.1 200 ") && clean, "{said}");
     assert!(said.ends_with("\r\n\r\nHELLO"), "{said}");
     origin.await.unwrap();
+    served.end().await;
+}
+
+#[tokio::test]
+async fn a_connection_that_was_made_before_the_stop_is_served() {
+    let origin = ScriptedOrigin::fixed("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await;
+    let mut served = Served::new();
+    let mut stream = served.connect(false).await.unwrap();
+    let mut before = served.connect(false).await.unwrap();
+    before.write_all(b"P").await.unwrap();
+    // Let in, for the one after it was answered.
+    let mut after = served.connect(false).await.unwrap();
+    let ask = get(&origin.url("/"), "");
+    after.write_all(ask.as_bytes()).await.unwrap();
+    assert!(rest(&mut after).await.0.ends_with(b"ok"));
+    served.begin_stop();
+    // It accepts no more.
+    let mut late = served.connect(false).await.unwrap();
+    stream.write_all(ask.as_bytes()).await.unwrap();
+    let (answer, clean) = rest(&mut stream).await;
+    assert!(clean && answer.ends_with(b"ok"));
+    before.write_all(b"UT").await.unwrap();
+    drop(before);
+    served.end().await;
+    assert!(rest(&mut late).await.0.is_empty());
+}
+
+#[tokio::test]
+async fn a_request_that_comes_in_pieces_is_one_of_http_1_whatever_its_first_bytes() {
+    let origin = ScriptedOrigin::fixed("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await;
+    let served = Served::new();
+    let propfind = format!("PROPFIND {} HTTP/1.1\r\nHost: h\r\n\r\n", origin.url("/"));
+    for (ask, status) in [
+        (propfind, "200"),
+        (get(&origin.url("/"), ""), "200"),
+        // The beginning of HTTP/2, and then another request.
+        ("PRI * HTTP/1.1\r\nHost: h\r\n\r\n".to_owned(), "501"),
+        ("PRI * HTTP/2.0\r\n\r\nGET / HTTP".to_owned(), "505"),
+    ] {
+        let mut stream = served.connect(false).await.unwrap();
+        for byte in ask.as_bytes() {
+            stream.write_all(&[*byte]).await.unwrap();
+            tokio::task::yield_now().await;
+        }
+        let answer = String::from_utf8_lossy(&rest(&mut stream).await.0).into_owned();
+        let wanted = format!("HTTP/1.1 {status} ");
+        assert!(answer.starts_with(&wanted), "{ask}: {answer}");
+    }
     served.end().await;
 }
 

@@ -63,6 +63,7 @@ impl InvitingProxy {
                 stream: Some(0),
                 nodes: Default::default(),
                 requires_hybrid: false,
+                round_trip: None,
             },
             key: SecretKey::from_bytes([n; 32]),
             config: EndpointConfig::default(),

@@ -36,7 +36,7 @@ async fn origin(bytes: usize) -> (ScriptedOrigin, Vec<u8>) {
 }
 
 /// Downloads as `client`, and returns the time that took.
-async fn download(prox: &Arc<Prox>, client: HostKey, url: &str) -> (Answer, Duration) {
+async fn download(prox: &Arc<Prox>, client: HostKey, url: &str) -> (ProxyReply, Duration) {
     let began = Instant::now();
     let (serving, mut device) = start(prox, client);
     device.send(get(url, "")).await;

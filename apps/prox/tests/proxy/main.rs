@@ -3,6 +3,7 @@
 mod cache;
 mod corpus;
 mod door;
+mod door_http2;
 mod egress;
 mod enrol;
 mod fetch;
@@ -14,6 +15,7 @@ mod resume;
 mod serving;
 mod sockets;
 mod strict;
+mod succession;
 mod support;
 mod tls;
 mod tunnel;

@@ -42,6 +42,7 @@ fn at(server: &Server) -> ServerAddress {
         stream: None,
         nodes: Default::default(),
         requires_hybrid: false,
+        round_trip: None,
     }
 }
 

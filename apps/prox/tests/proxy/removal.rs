@@ -22,6 +22,7 @@ struct ProxyWithClient {
     prox: Arc<Prox>,
     server: Arc<Server>,
     state: tempfile::TempDir,
+    journal: Arc<Journal>,
 }
 
 impl ProxyWithClient {
@@ -49,7 +50,7 @@ impl ProxyWithClient {
         };
         let rest = HibernationOptions {
             hibernate_after: sleep_after,
-            journal: Some(journal),
+            journal: Some(journal.clone()),
         };
         let server = Arc::new(Server::bind_with(options, rest).unwrap());
         server.relay_for_devices(limits);
@@ -61,7 +62,19 @@ impl ProxyWithClient {
             prox,
             server,
             state,
+            journal,
         }
+    }
+
+    /// Whether the journal knows that the file of a copy has all bytes.
+    fn has_whole_copy(&self) -> bool {
+        let mut is_whole = false;
+        let mut look = |_: &[u8], note: &[u8]| {
+            let note: Option<serde_json::Value> = serde_json::from_slice(note).ok();
+            is_whole |= note.is_some_and(|note| note["whole"] == true);
+        };
+        self.journal.notes(&[], &mut look).unwrap();
+        is_whole
     }
 
     /// A device with this key, enrolled under this name, and its link.
@@ -80,6 +93,7 @@ impl ProxyWithClient {
                     stream: Some(0),
                     nodes: Default::default(),
                     requires_hybrid: false,
+                    round_trip: None,
                 },
                 key: SecretKey::from_bytes([n; 32]),
                 config: EndpointConfig::default(),
@@ -237,5 +251,27 @@ async fn a_removed_client_that_is_away_has_its_hibernated_flows_freed() {
     .await;
     proxy.prox.clients().remove("pad").unwrap();
     until("nothing is held", || proxy.is_empty()).await;
+    proxy.prox.persist_copies().await.unwrap();
+}
+
+#[tokio::test]
+async fn of_a_copy_that_is_on_the_disk_for_a_flow_that_sleeps_nothing_is_listed_in_memory() {
+    let proxy = ProxyWithClient::start().await;
+    let (device, links) = proxy.client(1, "pad").await;
+    let origin = origin().await;
+    let get = format!("GET {} HTTP/1.1\r\nhost: h\r\n\r\n", origin.url("/a"));
+    let mut download = open(&device, &get).await;
+    head_of(&mut download).await;
+    assert_eq!(proxy.prox.holdings().listed_clients, 1);
+    until("the copy is on the disk", || proxy.has_whole_copy()).await;
+    links.remove("net");
+    until("the flow sleeps", || {
+        proxy.prox.holdings().hibernated_copies == 1
+    })
+    .await;
+    until("nothing is listed", || {
+        proxy.prox.holdings().listed_clients == 0
+    })
+    .await;
     proxy.prox.persist_copies().await.unwrap();
 }

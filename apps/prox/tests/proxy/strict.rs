@@ -5,7 +5,7 @@ use cedos_lab_rig::origin::{OriginReply, ReplyEnd, ScriptedOrigin};
 use crate::support::*;
 
 /// The answer of a proxy whose origin answers with these bytes and closes.
-async fn answered(bytes: &str) -> Answer {
+async fn answered(bytes: &str) -> ProxyReply {
     let bytes = bytes.to_owned();
     let origin =
         ScriptedOrigin::start(move |_| OriginReply(bytes.clone().into(), ReplyEnd::CloseLater))

@@ -30,6 +30,8 @@ struct Shared {
     over: Option<Result<(), io::ErrorKind>>,
     finished: Option<Waker>,
     deadline: Option<Instant>,
+    /// Whether the proxy has allowed the flow to hibernate.
+    may_sleep: bool,
 }
 
 impl Shared {
@@ -50,7 +52,7 @@ pub struct MemoryFlow {
     shared: Arc<Mutex<Shared>>,
 }
 
-/// The device's end.
+/// The device's end of a flow to the proxy.
 pub struct Device {
     stream: Option<DuplexStream>,
     shared: Arc<Mutex<Shared>>,
@@ -162,6 +164,10 @@ impl FlowIo for MemoryFlow {
         }));
     }
 
+    fn allow_hibernation(&mut self, _: bytes::Bytes) {
+        self.shared.lock().may_sleep = true;
+    }
+
     fn reset(&mut self, code: u64) {
         let mut shared = self.shared.lock();
         shared.reset.get_or_insert(code);
@@ -191,7 +197,7 @@ impl Drop for MemoryFlow {
 
 /// What a device got.
 #[derive(Debug)]
-pub struct Answer {
+pub struct ProxyReply {
     pub status: u16,
     pub headers: http::HeaderMap,
     pub body: Vec<u8>,
@@ -199,7 +205,7 @@ pub struct Answer {
     pub reset: Option<u64>,
 }
 
-impl Answer {
+impl ProxyReply {
     pub fn header(&self, name: &str) -> &str {
         self.headers
             .get(name)
@@ -212,7 +218,7 @@ impl Answer {
     }
 
     /// Checks what must hold of every answer that ended cleanly.
-    pub fn whole(self) -> Answer {
+    pub fn whole(self) -> ProxyReply {
         assert_eq!(self.reset, None, "reset: {:?}", self.cause());
         if let Some(length) = self.headers.get("content-length") {
             assert_eq!(length.to_str().unwrap(), self.body.len().to_string());
@@ -222,7 +228,7 @@ impl Answer {
 }
 
 impl Device {
-    /// Sends bytes.
+    /// Sends bytes on the device's flow.
     pub async fn send(&mut self, text: impl AsRef<[u8]>) {
         self.stream
             .as_mut()
@@ -260,7 +266,7 @@ impl Device {
     }
 
     /// Reads a head, to its empty line.
-    pub async fn read_head(&mut self) -> Answer {
+    pub async fn read_head(&mut self) -> ProxyReply {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
             head.extend(self.read(1).await);
@@ -269,7 +275,7 @@ impl Device {
     }
 
     /// Reads the whole answer and then finishes the flow as a device does.
-    pub async fn answer(mut self) -> Answer {
+    pub async fn answer(mut self) -> ProxyReply {
         let bytes = self.read_rest().await;
         let reset = {
             let mut shared = self.shared.lock();
@@ -293,7 +299,7 @@ impl Device {
         self.stream = None; // Wakes a reader.
     }
 
-    /// Both ends have everything.
+    /// Asserts that both ends have received everything.
     pub fn finished(&self) {
         self.shared.lock().end(Ok(()));
     }
@@ -303,13 +309,18 @@ impl Device {
         self.shared.lock().reset
     }
 
-    /// Moves the deadline.
+    /// Whether the proxy can go on with the flow after it has hibernated.
+    pub fn may_sleep(&self) -> bool {
+        self.shared.lock().may_sleep
+    }
+
+    /// Moves the flow's deadline to this time from now.
     pub fn set_deadline(&self, left: Duration) {
         self.shared.lock().deadline = Some(Instant::now() + left);
     }
 }
 
-fn parse(bytes: &[u8]) -> Answer {
+fn parse(bytes: &[u8]) -> ProxyReply {
     let mut fields = [httparse::EMPTY_HEADER; 64];
     let mut parsed = httparse::Response::new(&mut fields);
     let httparse::Status::Complete(head) = parsed.parse(bytes).unwrap() else {
@@ -323,7 +334,7 @@ fn parse(bytes: &[u8]) -> Answer {
         );
     }
     let body = bytes[head..].to_vec();
-    Answer {
+    ProxyReply {
         status: parsed.code.unwrap(),
         headers,
         body,
@@ -341,7 +352,7 @@ pub fn config() -> ProxConfig {
     }
 }
 
-/// A proxy with that configuration.
+/// A proxy with the configuration of the tests.
 pub fn prox() -> Arc<Prox> {
     Prox::new(config()).unwrap()
 }
@@ -370,7 +381,7 @@ pub async fn ended(serving: JoinHandle<ProxFlowReport>) -> ProxFlowReport {
 }
 
 /// One request, one whole exchange.
-pub async fn ask(prox: &Arc<Prox>, request: impl AsRef<[u8]>) -> Answer {
+pub async fn ask(prox: &Arc<Prox>, request: impl AsRef<[u8]>) -> ProxyReply {
     let (serving, mut device) = start(prox, CLIENT);
     device.send(request).await;
     device.finish_sending().await;

@@ -210,3 +210,26 @@ async fn tunnels_without_room_in_memory_are_refused_and_one_that_ends_makes_room
     ended(serving).await;
     assert_eq!(prox.session_memory().used(), 0);
 }
+
+#[tokio::test]
+async fn a_reset_is_noticed_although_the_origin_takes_no_bytes() {
+    let (address, _task) = server(|stream| async move {
+        std::future::pending::<()>().await;
+        drop(stream);
+    })
+    .await;
+    let (serving, mut device) = start(&prox(), CLIENT);
+    device.send(connect(&address)).await;
+    assert_eq!(device.read_head().await.status, 200);
+    let taken = Duration::from_millis(300);
+    while tokio::time::timeout(taken, device.send([7; 100_000]))
+        .await
+        .is_ok()
+    {}
+    device.crash_with_reset();
+    let report = ended(serving).await;
+    assert!(
+        matches!(report.outcome, ProxFlowOutcome::Broken(_)),
+        "{report:?}"
+    );
+}

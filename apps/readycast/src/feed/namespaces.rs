@@ -4,6 +4,7 @@ use quick_xml::encoding::DecodingReader;
 use quick_xml::events::{BytesRef, BytesStart, Event};
 use quick_xml::{Reader, Writer};
 
+use crate::enclosure_choice::ALTERNATES_MAX;
 use crate::parsed_feed::FeedError;
 
 /// Deepest nesting of a feed's elements. Categories within categories are read by recursion: a stack has an end.
@@ -18,20 +19,26 @@ const NAMES: [&str; 5] = ["author", "creator", "managingEditor", "webMaster", "n
 /// What one pass over a feed finds, by local names: prefixes are for each feed to choose.
 #[derive(Debug, Default)]
 pub(super) struct FeedExtras {
-    /// What each item says, in the feed's order.
+    /// The extras of each item, in the feed's order.
     pub(super) items: Vec<ItemExtras>,
     /// Address in `itunes:new-feed-url` of the channel.
     pub(super) new_url: Option<String>,
     /// Whether feed-rs can read the feed only as [`readable`] leaves it.
     pub(super) is_unreadable: bool,
+    /// The depth of the item that is being read.
+    item_depth: Option<usize>,
 }
 
-/// What an item says in elements that feed-rs leaves out: those of iTunes too, where they give neither a title nor a
+/// The elements of an item that feed-rs leaves out: those of iTunes too, where they give neither a title nor a
 /// summary.
 #[derive(Debug, Default)]
 pub(super) struct ItemExtras {
     /// Address in `podcast:chapters`.
     pub(super) chapters: Option<String>,
+    /// Transcript in `podcast:transcript`: of several, the one that is easiest to follow.
+    pub(super) transcript: Option<ListedTranscript>,
+    /// Enclosures in `podcast:alternateEnclosure`.
+    pub(super) alternates: Vec<ListedAlternate>,
     /// Length in seconds, of `itunes:duration`.
     pub(super) duration_s: Option<u64>,
     /// Number of the season.
@@ -39,6 +46,37 @@ pub(super) struct ItemExtras {
     /// Number of the episode in its season.
     pub(super) number: Option<u32>,
 }
+
+/// A transcript that an item names.
+#[derive(Debug)]
+pub(super) struct ListedTranscript {
+    /// Address as the feed writes it.
+    pub(super) address: String,
+    /// The place of its form among those that a page can show.
+    rank: usize,
+}
+
+/// An alternate enclosure of an item, as the feed writes it.
+#[derive(Debug, Default)]
+pub(super) struct ListedAlternate {
+    /// Address in its first `podcast:source` that the web has.
+    pub(super) address: Option<String>,
+    /// Media type as the feed says it.
+    pub(super) media_type: Option<String>,
+    /// Length in bytes.
+    pub(super) bytes: Option<u64>,
+    /// What the feed calls the file.
+    pub(super) title: Option<String>,
+}
+
+/// Forms of transcripts, the best to show first: those with times.
+const TRANSCRIPT_FORMS: [&[&str]; 5] = [
+    &["text/vtt"],
+    &["application/x-subrip", "application/srt", "text/srt"],
+    &["application/json"],
+    &["text/html"],
+    &["text/plain"],
+];
 
 /// The element whose text is being read.
 struct OpenElement {
@@ -91,6 +129,7 @@ impl FeedExtras {
                     if let Some(element) = open.take() {
                         extras.note_text(element);
                     }
+                    extras.item_depth = extras.item_depth.filter(|item| *item < depth);
                     depth = depth.saturating_sub(1);
                     if depth == 0 {
                         return Ok(extras);
@@ -112,7 +151,15 @@ impl FeedExtras {
         self.is_unreadable |= has_unreadable_attribute(tag);
         match local_name(tag) {
             // Of RSS 2 in the channel, of Atom and RSS 1 in the root.
-            "item" | "entry" if depth <= 3 => self.items.push(ItemExtras::default()),
+            "item" | "entry" if depth <= 3 => {
+                self.item_depth = Some(depth);
+                self.items.push(ItemExtras::default());
+            }
+            "alternateEnclosure" | "source" | "transcript" if self.item_depth.is_some() => {
+                if let Some(item) = self.items.last_mut() {
+                    item.note(tag);
+                }
+            }
             "chapters" => {
                 let address = attribute(tag, "url");
                 if let (Some(item), Some(address)) = (self.items.last_mut(), address) {
@@ -140,6 +187,41 @@ impl FeedExtras {
             }
         } else {
             self.is_unreadable |= is_unreadable(&element.name, &element.text);
+        }
+    }
+}
+
+impl ItemExtras {
+    /// Notes an element of `podcast:` that is about other forms of the episode.
+    fn note(&mut self, tag: &BytesStart<'_>) {
+        match local_name(tag) {
+            "alternateEnclosure" if self.alternates.len() < ALTERNATES_MAX => {
+                self.alternates.push(ListedAlternate {
+                    address: None,
+                    media_type: attribute(tag, "type"),
+                    bytes: attribute(tag, "length").and_then(|bytes| bytes.trim().parse().ok()),
+                    title: attribute(tag, "title"),
+                });
+            }
+            "source" => {
+                let is_web = |uri: &String| uri.starts_with("http:") || uri.starts_with("https:");
+                let uri = attribute(tag, "uri").filter(is_web);
+                if let Some(alternate) = self.alternates.last_mut() {
+                    alternate.address = alternate.address.take().or(uri);
+                }
+            }
+            "transcript" => {
+                let form = attribute(tag, "type").unwrap_or_default();
+                let form = form.split(';').next().unwrap_or_default().trim();
+                let is_it = |forms: &&[&str]| forms.iter().any(|f| f.eq_ignore_ascii_case(form));
+                let rank = TRANSCRIPT_FORMS.iter().position(is_it);
+                let rank = rank.unwrap_or(TRANSCRIPT_FORMS.len());
+                let is_better = self.transcript.as_ref().is_none_or(|t| rank < t.rank);
+                if let Some(address) = attribute(tag, "url").filter(|_| is_better) {
+                    self.transcript = Some(ListedTranscript { address, rank });
+                }
+            }
+            _ => {}
         }
     }
 }

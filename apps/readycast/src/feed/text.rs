@@ -11,11 +11,11 @@ use html5ever::tokenizer::{
     BufferQueue, Tag, TagKind, Token, TokenSink, TokenSinkResult, Tokenizer, TokenizerOpts,
 };
 
-/// Most elements of show notes that are open at once. HTML opens unclosed ones again in each paragraph, so that the
-/// work grows with depth times tags.
+/// The maximum number of elements of show notes that are open at once. HTML opens unclosed ones
+/// again in each paragraph, so that the work grows with depth times tags.
 const NOTES_DEPTH_MAX: usize = 32; // a guess: pages that were pasted into notes have 20 or so
 
-/// Most tags of show notes; what has more is shown as plain text.
+/// The maximum number of tags of show notes; what has more is shown as plain text.
 const NOTES_TAGS_MAX: usize = 5_000; // a guess: an hour of songs with two links each has 1,000
 
 /// Elements that show notes may have: text, lists, links. No pictures, which would tell their host who reads.
@@ -85,6 +85,12 @@ pub(crate) fn plain_text(text: &str, bytes_max: usize) -> String {
     truncated(&line, bytes_max).to_owned()
 }
 
+/// The text of HTML by its lines, without markup: elements that are not within words end a line.
+pub(crate) fn markup_lines(html: &str) -> Vec<String> {
+    let text = MarkupText::read(html, "\n").text;
+    text.lines().map(str::to_owned).collect()
+}
+
 /// Show notes as HTML of [`TAGS`] only, of at most `bytes_max` bytes.
 pub(super) fn html_notes(notes: &str, bytes_max: usize) -> String {
     let mut room = bytes_max;
@@ -124,11 +130,11 @@ struct MarkupText {
     tags: usize,
     /// Elements that are open, by name; no more than one beyond the limit.
     open: Vec<LocalName>,
-    /// Most elements that were open at once.
+    /// The maximum number of elements that were open at once.
     open_max: usize,
     /// Whether an element was met within which HTML takes end tags for nothing, so that more may be open than it seems.
     has_barrier: bool,
-    /// Whether it is within a script or style sheet, whose text is no text.
+    /// Whether the parser is within a script or style sheet, whose text is not shown.
     is_skipping: bool,
 }
 

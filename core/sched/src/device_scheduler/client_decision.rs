@@ -14,7 +14,7 @@ use super::ClientReport;
 /// What metered links may carry for a client until its next report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Grant {
-    /// No packet.
+    /// No packet may use metered links.
     #[default]
     None,
     /// A path without payload, which is kept open because it may be needed soon.
@@ -24,7 +24,7 @@ pub enum Grant {
         /// The most payload to carry.
         bytes: u64,
     },
-    /// Payload as needed.
+    /// Payload may use metered links, up to a limit.
     Spend {
         /// The most payload to carry: what free links leave over, within the device's budget;
         /// `None` means no limit. The client enforces its own budget itself.

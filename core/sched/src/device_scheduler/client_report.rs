@@ -7,9 +7,9 @@ use crate::{FlowDemand, LinkCandidate, SourceSupply};
 /// The direction of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TransferDirection {
-    /// Towards this device.
+    /// Bytes towards this device: downloads.
     Down,
-    /// From this device.
+    /// Bytes from this device: uploads.
     Up,
 }
 

@@ -21,7 +21,7 @@ use d2tp_time::{Span, Time};
 
 use super::client_decision::{ClientDecision, Grant, MeteredUse, fit_to_links};
 use super::rate_measurement::RateMeasurement;
-use super::{ClientReport, LinkSurroundings, RadioStatus, SavedLinkHistory, WakingClients};
+use super::{ClientReport, KnownLink, LinkSurroundings, SavedLinkHistory, WakingClients};
 use client_state::{ClientPhase, ClientState, last_phase};
 use link_table::{COUNTED_AFTER, LinkTable};
 use transfer_queue::TransferQueue;
@@ -196,8 +196,8 @@ impl DirectionScheduler {
     }
 
     /// The status of all links.
-    pub(super) fn radios(&self) -> Vec<RadioStatus> {
-        self.links.radios()
+    pub(super) fn known_links(&self) -> Vec<KnownLink> {
+        self.links.known_links()
     }
 
     /// The probability that a free link comes back within a span.

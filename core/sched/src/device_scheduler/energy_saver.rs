@@ -91,13 +91,14 @@ struct ClientEnergy {
     /// The client's own choice in place of the device's.
     own: Option<EnergySaving>,
     reported_at: Time,
-    /// The links that it may use.
+    /// The links that the client may use.
     options: BTreeSet<String>,
-    /// Whether it needs all of them.
+    /// Whether the client needs all links that it may use.
     refuses: bool,
     /// The links whose rest would make it late.
     needed: BTreeSet<String>,
-    /// Whether it began on links that it did not want to use, since it could wait no longer.
+    /// Whether the client began on links that it did not want to use, since it could wait no
+    /// longer.
     has_begun: bool,
 }
 
@@ -334,7 +335,7 @@ impl EnergySaver {
         draw.map_or(f64::INFINITY, |draw| draw.bits_per_joule(8.0 * rate))
     }
 
-    /// What may rest without making the client late.
+    /// Which of the links that would rest can do so without making the client miss its deadline.
     fn guard(
         &mut self,
         now: Time,

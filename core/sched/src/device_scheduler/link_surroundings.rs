@@ -6,7 +6,7 @@ use crate::LinkClass;
 
 /// The state of a link in one direction, as the scheduler knows it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct RadioStatus {
+pub struct KnownLink {
     /// Name of the network device.
     pub device: String,
     /// Key under which the link's history is saved, such as `Wi-Fi`, because the name of a device
@@ -24,7 +24,7 @@ pub struct RadioStatus {
 #[derive(Debug, Clone, Default)]
 pub struct LinkSurroundings {
     /// The links that can be used.
-    pub radios: Vec<RadioStatus>,
+    pub links: Vec<KnownLink>,
     /// The network behind each device.
     pub networks: BTreeMap<String, String>,
     /// Key under which the history of each device's link is saved.

@@ -11,7 +11,7 @@
 
 use d2tp_time::{Span, Time};
 
-use super::{AckEvent, Controller, Siblings, WINDOW_INITIAL_DATAGRAMS};
+use super::{AckEvent, Controller, SiblingPaths, WINDOW_INITIAL_DATAGRAMS};
 use crate::delivery_rate::{PacketFate, RateSample};
 
 /// Hundredths: 4·ln 2, which doubles the rate each round.
@@ -663,7 +663,7 @@ fn per_second(bytes: u64, span: Span) -> u64 {
 }
 
 impl Controller for Bbr {
-    fn on_ack(&mut self, a: AckEvent, _: Siblings<'_>) {
+    fn on_ack(&mut self, a: AckEvent, _: SiblingPaths<'_>) {
         let Some(sample) = a.sample else { return };
         // Before this ACK as much was in flight as is allowed.
         let before = a.in_flight + a.bytes + sample.newly_lost;

@@ -36,7 +36,7 @@ pub(crate) struct AckEvent {
 
 /// A path of the session, as coupled controllers see it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sibling {
+pub(crate) struct SiblingPath {
     /// The congestion window of the path in bytes.
     pub(crate) window: u64,
     /// Smoothed round trip of the path.
@@ -46,11 +46,11 @@ pub(crate) struct Sibling {
 }
 
 /// All paths of the session, the controller's own included; empty if there is no other.
-pub(crate) type Siblings<'a> = &'a [Sibling];
+pub(crate) type SiblingPaths<'a> = &'a [SiblingPath];
 
 /// A congestion controller of one path.
 pub(crate) trait Controller: Send + std::fmt::Debug {
-    fn on_ack(&mut self, acked: AckEvent, siblings: Siblings<'_>);
+    fn on_ack(&mut self, acked: AckEvent, siblings: SiblingPaths<'_>);
     /// Handles lost packets, the newest of them sent at `sent_at`. There is at most one response
     /// per round.
     fn on_loss(&mut self, now: Time, sent_at: Time);

@@ -14,8 +14,8 @@ use d2tp_time::{Span, Time};
 
 use super::hystart::HyStart;
 use super::{
-    AckEvent, Controller, Sibling, Siblings, WINDOW_INITIAL_DATAGRAMS, WINDOW_MIN_DATAGRAMS,
-    resumed,
+    AckEvent, Controller, SiblingPath, SiblingPaths, WINDOW_INITIAL_DATAGRAMS,
+    WINDOW_MIN_DATAGRAMS, resumed,
 };
 
 /// The ratio from which two windows count as equally large (OLIA).
@@ -66,11 +66,11 @@ impl Coupled {
     }
 
     /// The number of datagrams by which the window grows for each datagram acknowledged.
-    fn growth(&mut self, own: &Sibling, all: Siblings<'_>) -> f64 {
+    fn growth(&mut self, own: &SiblingPath, all: SiblingPaths<'_>) -> f64 {
         let d = self.datagram as f64;
-        let window = |s: &Sibling| s.window as f64 / d;
+        let window = |s: &SiblingPath| s.window as f64 / d;
         let w = window(own);
-        let speed = |s: &Sibling| window(s) / seconds(s.rtt);
+        let speed = |s: &SiblingPath| window(s) / seconds(s.rtt);
         let total_speed: f64 = all.iter().map(speed).sum();
         let square = total_speed * total_speed;
         match self.method {
@@ -96,18 +96,18 @@ fn seconds(span: Span) -> f64 {
     span.max(Span::from_micros(1)).as_secs_f64()
 }
 
-fn largest(all: Siblings<'_>, of: impl Fn(&Sibling) -> f64) -> f64 {
+fn largest(all: SiblingPaths<'_>, of: impl Fn(&SiblingPath) -> f64) -> f64 {
     all.iter().map(of).fold(f64::MIN_POSITIVE, f64::max)
 }
 
 /// OLIA's α: moves window from the paths with the largest window to the best paths that have a
 /// smaller one.
-fn olia_alpha(own: &Sibling, all: Siblings<'_>) -> f64 {
-    let quality = |s: &Sibling| (s.interval as f64) * (s.interval as f64) / seconds(s.rtt);
-    let window = |s: &Sibling| s.window as f64;
+fn olia_alpha(own: &SiblingPath, all: SiblingPaths<'_>) -> f64 {
+    let quality = |s: &SiblingPath| (s.interval as f64) * (s.interval as f64) / seconds(s.rtt);
+    let window = |s: &SiblingPath| s.window as f64;
     let (best, most) = (largest(all, quality), largest(all, window));
-    let is_best = |s: &Sibling| quality(s) >= ALIKE * best;
-    let is_most = |s: &Sibling| window(s) >= ALIKE * most;
+    let is_best = |s: &SiblingPath| quality(s) >= ALIKE * best;
+    let is_most = |s: &SiblingPath| window(s) >= ALIKE * most;
     let wanting = all.iter().filter(|s| is_best(s) && !is_most(s)).count();
     let paths = all.len() as f64;
     if wanting == 0 {
@@ -123,7 +123,7 @@ fn olia_alpha(own: &Sibling, all: Siblings<'_>) -> f64 {
 }
 
 impl Controller for Coupled {
-    fn on_ack(&mut self, a: AckEvent, siblings: Siblings<'_>) {
+    fn on_ack(&mut self, a: AckEvent, siblings: SiblingPaths<'_>) {
         self.since_loss += a.bytes;
         if a.app_limited || self.recovery_start.is_some_and(|t| a.sent_at <= t) {
             return;
@@ -136,7 +136,7 @@ impl Controller for Coupled {
             }
             return;
         }
-        let own = Sibling {
+        let own = SiblingPath {
             window: self.window,
             rtt: a.smoothed,
             interval: self.interval(),

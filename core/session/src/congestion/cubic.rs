@@ -8,7 +8,7 @@ use d2tp_time::{Span, Time};
 
 use super::hystart::HyStart;
 use super::{
-    AckEvent, Controller, Siblings, WINDOW_INITIAL_DATAGRAMS, WINDOW_MIN_DATAGRAMS, resumed,
+    AckEvent, Controller, SiblingPaths, WINDOW_INITIAL_DATAGRAMS, WINDOW_MIN_DATAGRAMS, resumed,
 };
 
 /// β = 0.7 (RFC 9438 §4.6), as a fraction.
@@ -35,6 +35,10 @@ pub(super) struct Cubic {
     hystart: HyStart,
     recovery_start: Option<Time>,
     before: Option<Box<CubicState>>,
+    /// When the last ACK arrived.
+    acked_at: Time,
+    /// Whether nothing was in flight any more after that ACK.
+    is_idle: bool,
 }
 
 /// The largest r with r³ ≤ n.
@@ -69,6 +73,16 @@ impl Cubic {
             hystart: HyStart::new(),
             recovery_start: None,
             before: None,
+            acked_at: Time::ZERO,
+            is_idle: false,
+        }
+    }
+
+    /// RFC 9438 §4.2 and §5.8: leaves the time from an ACK at `acked_at` to `until`, in which the window was not used, out
+    /// of the time of the cubic function.
+    fn leave_out(&mut self, acked_at: Time, until: Time) {
+        if let Some(start) = &mut self.state.epoch_start {
+            *start += until.since(acked_at.max(*start));
         }
     }
 
@@ -93,16 +107,18 @@ impl Cubic {
 }
 
 impl Controller for Cubic {
-    fn on_ack(&mut self, a: AckEvent, _: Siblings<'_>) {
+    fn on_ack(&mut self, a: AckEvent, _: SiblingPaths<'_>) {
+        let acked_at = std::mem::replace(&mut self.acked_at, a.now);
+        let was_idle = std::mem::replace(&mut self.is_idle, a.in_flight == 0);
         if self.recovery_start.is_some_and(|t| a.sent_at <= t) {
             return;
         }
         if a.app_limited {
-            // The window must not jump after an idle period (RFC 9438 §5.8).
-            if let Some(start) = &mut self.state.epoch_start {
-                *start += a.rtt.min(a.now.since(*start));
-            }
+            self.leave_out(acked_at, a.now);
             return;
+        }
+        if was_idle {
+            self.leave_out(acked_at, a.sent_at);
         }
         if self.in_slow_start() {
             let (gain, done) = self.hystart.on_ack(&a);
@@ -113,8 +129,9 @@ impl Controller for Cubic {
             return;
         }
         let datagram = self.datagram;
+        let begins = self.state.epoch_start.is_none();
         let start = *self.state.epoch_start.get_or_insert(a.now);
-        if start == a.now {
+        if begins {
             let s = &mut self.state;
             s.w_max = s.w_max.max(s.window);
             s.reno_window = s.window;
@@ -183,6 +200,7 @@ impl Controller for Cubic {
         if let Some(start) = &mut s.epoch_start {
             *start += hole;
         }
+        self.acked_at += hole;
         self.before = None;
         self.hystart = HyStart::new();
         if careful {
@@ -309,6 +327,49 @@ mod tests {
         }
         assert!((985..1_015).contains(&(at_k / MSS)), "{at_k}");
         assert!(cubic.window() > 1_040 * MSS, "{}", cubic.window());
+    }
+
+    /// A controller that had a loss, grew for 5 s, did `pause`, and grew for another second. Returns its window in
+    /// datagrams.
+    fn grown_around(pause: impl FnOnce(&mut Cubic, &mut Time)) -> u64 {
+        let mut cubic = Cubic::new(MSS);
+        cubic.state.window = 1_000 * MSS;
+        let mut now = Time::from_nanos(1_000_000_000);
+        cubic.on_loss(now, now);
+        now += Span::from_millis(60);
+        let grow = |cubic: &mut Cubic, now: &mut Time, acks: u64| {
+            for _ in 0..10 * acks {
+                cubic.on_ack(acked(*now, cubic.window() / 10), &[]);
+                *now += Span::from_millis(5);
+            }
+        };
+        grow(&mut cubic, &mut now, 100);
+        pause(&mut cubic, &mut now);
+        grow(&mut cubic, &mut now, 20);
+        cubic.window() / MSS
+    }
+
+    #[test]
+    fn after_a_time_limited_by_the_application_the_window_grows_on_from_where_it_was() {
+        let steady = grown_around(|_, _| ());
+        assert!((980..990).contains(&steady), "{steady}");
+        // Ten ACKs in each round trip.
+        let limited = grown_around(|cubic, now| {
+            let window = cubic.window();
+            for _ in 0..6_000 {
+                let limited = AckEvent {
+                    app_limited: true,
+                    ..acked(*now, MSS)
+                };
+                cubic.on_ack(limited, &[]);
+                *now += Span::from_millis(5);
+            }
+            assert_eq!(cubic.window(), window);
+        });
+        assert!(limited.abs_diff(steady) <= 1, "{limited}, not {steady}");
+        // Nothing is sent, and then a whole window at once.
+        let idle = grown_around(|_, now| *now += Span::from_secs(30));
+        assert!(idle.abs_diff(steady) <= 1, "{idle}, not {steady}");
     }
 
     #[test]

@@ -1,20 +1,24 @@
 //! Congestion control: how many bytes a path may have in flight.
 //!
 //! A controller is a trait with few methods. It sees the events of its own path and, through
-//! [`Siblings`], the state of the session's other paths, which coupled controllers need.
+//! [`SiblingPaths`], the state of the session's other paths, which coupled controllers need.
 
 mod bbr;
 mod controller;
 mod coupled;
 mod cubic;
 mod hystart;
+mod known_rate;
 mod newreno;
 #[cfg(test)]
 pub(crate) mod path_model;
 
-pub(crate) use controller::{AckEvent, Controller, Sibling, Siblings, WINDOW_INITIAL_DATAGRAMS};
+pub(crate) use controller::{
+    AckEvent, Controller, SiblingPath, SiblingPaths, WINDOW_INITIAL_DATAGRAMS,
+};
 use controller::{WINDOW_MIN_DATAGRAMS, resumed};
 use coupled::{Coupled, CouplingMethod};
+pub(crate) use known_rate::KnownRate;
 
 /// The congestion controller of new paths.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

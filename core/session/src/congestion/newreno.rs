@@ -3,7 +3,7 @@
 use d2tp_time::{Span, Time};
 
 use super::{
-    AckEvent, Controller, Siblings, WINDOW_INITIAL_DATAGRAMS, WINDOW_MIN_DATAGRAMS, resumed,
+    AckEvent, Controller, SiblingPaths, WINDOW_INITIAL_DATAGRAMS, WINDOW_MIN_DATAGRAMS, resumed,
 };
 
 #[derive(Debug)]
@@ -30,7 +30,7 @@ impl NewReno {
 }
 
 impl Controller for NewReno {
-    fn on_ack(&mut self, a: AckEvent, _: Siblings<'_>) {
+    fn on_ack(&mut self, a: AckEvent, _: SiblingPaths<'_>) {
         if a.app_limited || self.recovery_start.is_some_and(|t| a.sent_at <= t) {
             return;
         }

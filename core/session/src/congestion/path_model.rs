@@ -5,8 +5,10 @@ use std::collections::VecDeque;
 
 use d2tp_time::{Span, Time};
 use d2tp_wire::{FlowId, Frame, FrameIter, PathId, WireWriter};
+use rand::{Rng as _, SeedableRng as _};
+use rand_pcg::Pcg32;
 
-use super::{CongestionKind, Sibling, controller};
+use super::{CongestionKind, SiblingPath, controller};
 use crate::loss_classifier::LossKind;
 use crate::pacer::Pacer;
 use crate::recovery::Recovery;
@@ -40,7 +42,7 @@ pub(super) struct ControllerResult {
 struct ModelBottleneck {
     course: PathModel,
     free_at: Time,
-    dice: u64,
+    dice: Pcg32,
 }
 
 impl ModelBottleneck {
@@ -48,7 +50,7 @@ impl ModelBottleneck {
         ModelBottleneck {
             course,
             free_at: Time::ZERO,
-            dice: 0x1234_5678_9abc_def1,
+            dice: Pcg32::seed_from_u64(1),
         }
     }
 
@@ -66,11 +68,9 @@ impl ModelBottleneck {
         }
         let service = Span::from_nanos(DATAGRAM * 1_000_000_000 / self.course.bytes_per_s);
         self.free_at = self.free_at.max(at_queue) + service;
-        self.dice ^= self.dice << 13;
-        self.dice ^= self.dice >> 7;
-        self.dice ^= self.dice << 17;
         // A lost packet takes transmission time as well.
-        let lost = self.course.loss_of > 0 && self.dice.is_multiple_of(self.course.loss_of);
+        let one_of = self.course.loss_of;
+        let lost = one_of > 0 && self.dice.random_range(0..one_of) == 0;
         match lost {
             true => Err(LossKind::Random),
             false => Ok((wait, self.free_at + self.half())),
@@ -148,15 +148,15 @@ impl ModelSender {
         }
     }
 
-    fn sibling(&self) -> Sibling {
-        Sibling {
+    fn sibling(&self) -> SiblingPath {
+        SiblingPath {
             window: self.recovery.controller.window(),
             rtt: self.recovery.rtt.smoothed(),
             interval: self.recovery.controller.interval(),
         }
     }
 
-    fn receive_acks(&mut self, now: Time, siblings: &[Sibling]) {
+    fn receive_acks(&mut self, now: Time, siblings: &[SiblingPath]) {
         while let Some((at, number)) = self.acks.pop_front_if(|(at, _)| *at <= now) {
             match self.received.last_mut() {
                 Some((_, high)) if *high + 1 == number => *high = number,
@@ -295,7 +295,7 @@ fn run_groups(
         for n in 0..groups.len() {
             // The order of the groups changes, so that none is always first at the queue.
             let g = (n + turn) % groups.len();
-            let siblings: Vec<Sibling> = senders[g].iter().map(ModelSender::sibling).collect();
+            let siblings: Vec<SiblingPath> = senders[g].iter().map(ModelSender::sibling).collect();
             for (sender, path) in senders[g].iter_mut().zip(groups[g].1) {
                 sender.receive_acks(now, &siblings);
                 sender.send_packets(now, &mut bottlenecks[*path], now >= half);

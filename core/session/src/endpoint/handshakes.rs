@@ -43,9 +43,10 @@ const HALF_OPEN_SLOW_TIMES: u64 = 6; // a guess: with a repetition or two
 /// How long a cookie secret is used for new cookies.
 const COOKIE_PERIOD: Span = Span::from_secs(120);
 
-/// When the period of the cookie secret ends: at the same time for all workers.
-fn end_of_cookie_period(now: Time) -> Time {
-    let period = COOKIE_PERIOD.as_nanos();
+/// When the period of the cookie secret ends: at the same time for all workers. R-LONG-3: a cookie is accepted for a
+/// period at least, and the device's answer to it takes a round trip.
+fn end_of_cookie_period(now: Time, round_trip: Span) -> Time {
+    let period = COOKIE_PERIOD.max(round_trip.times(2)).as_nanos();
     Time::from_nanos((now.as_nanos() / period + 1) * period)
 }
 
@@ -79,7 +80,7 @@ impl Endpoint {
             return;
         }
         if now >= self.cookie_until {
-            self.cookie_until = end_of_cookie_period(now);
+            self.cookie_until = end_of_cookie_period(now, self.config.rtt_initial);
             let seed = self.cookie_seed_at(now);
             self.cookie_secrets.rotate(seed);
         }
@@ -162,7 +163,7 @@ impl Endpoint {
         if self.is_loaded() && handshake.syn.ticket_of.is_none() && !origin.proved {
             // R-HS-7: the other worker accepts this cookie.
             if now >= self.cookie_until {
-                self.cookie_until = end_of_cookie_period(now);
+                self.cookie_until = end_of_cookie_period(now, self.config.rtt_initial);
                 let seed = self.cookie_seed_at(now);
                 self.cookie_secrets.rotate(seed);
             }
@@ -180,7 +181,9 @@ impl Endpoint {
         let Some(mut seed) = self.cookie_seed else {
             return self.rng.array();
         };
-        let period = end_of_cookie_period(now).as_nanos().to_be_bytes();
+        let period = end_of_cookie_period(now, self.config.rtt_initial)
+            .as_nanos()
+            .to_be_bytes();
         for (byte, of_period) in seed.iter_mut().zip(period) {
             *byte ^= of_period;
         }

@@ -57,7 +57,7 @@ impl Endpoint {
         for id in self.memory_waiters.due(now) {
             self.memory_waiters.remove(id);
             if let Some(slot) = self.slot(id) {
-                slot.session.offer_memory();
+                slot.session.offer_room();
                 // A session that still waits is registered again.
                 self.book_changes(id);
             }

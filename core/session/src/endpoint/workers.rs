@@ -22,7 +22,7 @@ pub(super) const MISDIRECTED_MAX: usize = 1_024;
 
 /// How long a copy of a handshake is passed on without being read.
 const COPIES_FOR: Span = Span::from_secs(10); // as long as a handshake is half open
-/// The most handshakes that are remembered for that.
+/// The maximum number of remembered handshakes of other workers' clients.
 pub(super) const PASSED_HANDSHAKES_MAX: usize = 4_096;
 
 /// A handshake that was passed to another worker.
@@ -36,7 +36,7 @@ pub(super) struct PassedHandshake {
 /// What another worker has to handle.
 #[derive(Debug)]
 pub enum Misdirected {
-    /// A handshake of a client of that worker.
+    /// A handshake of another worker's client.
     Handshake(Box<PendingLookup>),
     /// A packet whose connection id that worker issues.
     Datagram(Addresses, Vec<u8>),

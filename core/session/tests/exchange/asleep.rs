@@ -411,3 +411,108 @@ fn a_copied_syn_moves_no_session_to_another_server() {
     p.run_for(Span::from_secs(5));
     assert!(p.server.poll_ownership().is_none());
 }
+
+/// A flow whose device reset its direction, as both ends know, and lost its network then.
+fn half_reset() -> (Pair, FlowId) {
+    let mut p = Pair::new();
+    p.open_path(0, false);
+    let session = p.session;
+    let open = |s: &mut Session| {
+        let flow = s.open(sleeps(None)).unwrap();
+        s.write(flow, vec![1; 100].into()).unwrap();
+        flow
+    };
+    let flow = p.device.with(session, open).unwrap();
+    p.pump();
+    p.run_for(Span::from_secs(1));
+    p.device.with(session, |s| s.reset(flow, 7)).unwrap();
+    p.pump();
+    p.run_for(Span::from_secs(1));
+    assert_eq!(read_at_server(&mut p, flow), Err(FlowError::Reset(7)));
+    p.cut(0);
+    p.run_for(Span::from_secs(60));
+    (p, flow)
+}
+
+fn read_at_server(p: &mut Pair, flow: FlowId) -> Result<ReadOutcome, FlowError> {
+    let server = p.server_session().unwrap();
+    p.server.with(server, |s| s.read(flow, 1_000)).unwrap()
+}
+
+#[test]
+fn a_direction_that_was_reset_stays_so_whichever_end_sleeps() {
+    // R-CLOSE-4
+    for (device_sleeps, server_sleeps) in [(true, true), (true, false), (false, true)] {
+        let (mut p, flow) = half_reset();
+        if server_sleeps {
+            let server = p.server_session().unwrap();
+            p.server.hibernate(p.now, server).unwrap();
+        }
+        if device_sleeps {
+            let record = p.device.hibernate(p.now, p.session).unwrap();
+            p.session = p.device.restore(p.now, &record, 500..600).unwrap();
+        }
+        let session = p.session;
+        let room = p.device.with(session, |s| s.write_room(flow)).unwrap();
+        assert_eq!(room, Err(FlowError::Stopped(7)), "before it is awake");
+        p.attach(0, "192.0.2.200:4000");
+        p.open_path(0, false);
+        p.run_for(Span::from_secs(5));
+        let read = read_at_server(&mut p, flow);
+        assert_eq!(
+            read,
+            Err(FlowError::Reset(7)),
+            "device asleep: {device_sleeps}"
+        );
+        // The other direction goes on.
+        let server = p.server_session().unwrap();
+        let write = |s: &mut Session| s.write(flow, vec![2; 100].into());
+        p.server.with(server, write).unwrap().unwrap();
+        p.pump();
+        p.run_for(Span::from_secs(1));
+        let read = p.device.with(session, |s| s.read(flow, 1_000)).unwrap();
+        assert_eq!(read, Ok(ReadOutcome::Chunk(vec![2; 100].into())));
+    }
+}
+
+#[test]
+fn a_record_that_does_not_say_that_a_direction_was_reset_is_read() {
+    // As older programs wrote it once the RESET was acknowledged.
+    let (mut p, flow) = half_reset();
+    let record = p.device.hibernate(p.now, p.session).unwrap();
+    let mut record = SessionRecord::decode(&record).unwrap();
+    assert_eq!(record.flows[0].reset.take(), Some(7));
+    p.session = p.device.restore(p.now, &record.encode(), 500..600).unwrap();
+    p.attach(0, "192.0.2.200:4000");
+    p.open_path(0, false);
+    p.run_for(Span::from_secs(5));
+    assert!(p.ended.is_empty(), "{:?}", p.ended);
+    let server = p.server_session().unwrap();
+    let write = |s: &mut Session| s.write(flow, vec![2; 100].into());
+    p.server.with(server, write).unwrap().unwrap();
+    p.pump();
+    p.run_for(Span::from_secs(1));
+    let session = p.session;
+    let read = p.device.with(session, |s| s.read(flow, 1_000)).unwrap();
+    assert_eq!(read, Ok(ReadOutcome::Chunk(vec![2; 100].into())));
+}
+
+#[test]
+fn a_flow_that_was_over_before_a_record_ends_once_and_is_forgotten_if_the_server_does_not_know_it()
+{
+    // R-FLOW-7
+    let (mut p, flow) = half_reset();
+    let session = p.session;
+    p.device.with(session, |s| s.stop(flow, 7)).unwrap();
+    p.pump();
+    assert_eq!(p.ended.remove(&flow), Some(FlowEnd::Local(7)));
+    let record = p.device.hibernate(p.now, session).unwrap();
+    p.session = p.device.restore(p.now, &record, 500..600).unwrap();
+    p.server = another_server();
+    p.attach(0, "192.0.2.200:4000");
+    p.open_path(0, false);
+    p.run_for(Span::from_secs(5));
+    assert!(p.ended.is_empty(), "{:?}", p.ended);
+    let session = p.device.session(p.session).unwrap();
+    assert_eq!(session.received(flow), None);
+}

@@ -89,3 +89,63 @@ fn datagrams_of_all_sizes_leave_in_batches_and_none_counts_as_too_big() {
         "{came} of {stats:?}"
     );
 }
+
+/// A device with a path of a megabyte a second, and one of 6 kB/s and half a second.
+fn beside_a_slow_path() -> Pair {
+    let mut p = connected(1_000_000);
+    let wire = p.wires.get_mut(&1).unwrap();
+    (wire.rate, wire.queue, wire.delay) = (6_000, 12_000, MS.times(250));
+    p.open_path(1, false);
+    p.run_for(Span::from_secs(3));
+    p
+}
+
+fn is_slow(p: &Pair) -> bool {
+    p.device
+        .session(p.session)
+        .unwrap()
+        .carries_datagrams_slowly(false)
+}
+
+#[test]
+fn a_path_that_is_far_slower_than_another_carries_no_datagrams_beside_it() {
+    let mut p = beside_a_slow_path();
+    let before = p.wires[&1].bytes_up;
+    let (came, _) = send_for(&mut p, Span::from_secs(2), |_| 1_280);
+    assert!(came > 1_000, "{came}");
+    let by_slow_path = p.wires[&1].bytes_up - before;
+    assert!(by_slow_path < 1_280, "{by_slow_path}");
+    assert!(!is_slow(&p));
+}
+
+#[test]
+fn a_far_slower_path_carries_datagrams_while_the_fast_one_is_silent_and_the_session_says_so() {
+    let mut p = beside_a_slow_path();
+    send_for(&mut p, Span::from_secs(1), |_| 1_280);
+    p.silence(0);
+    send_for(&mut p, Span::from_secs(3), |_| 1_280);
+    assert!(is_slow(&p));
+    let (came, _) = send_for(&mut p, Span::from_secs(5), |_| 1_280);
+    assert!((10..40).contains(&came), "{came}");
+    p.wires.get_mut(&0).unwrap().up = true;
+    let (came, _) = send_for(&mut p, Span::from_secs(2), |_| 1_280);
+    assert!(!is_slow(&p) && came > 500, "{came}");
+}
+
+#[test]
+fn datagrams_queue_for_about_a_second_on_a_slow_path_whatever_its_queue_holds() {
+    let mut p = Pair::new();
+    let wire = p.wires.get_mut(&0).unwrap();
+    // The queue has room for any number.
+    (wire.rate, wire.queue, wire.delay) = (6_000, 0, MS.times(250));
+    p.open_path(0, false);
+    p.run_for(Span::from_secs(3));
+    send_for(&mut p, Span::from_secs(20), |_| 1_280);
+    for _ in 0..20 {
+        // Four and a half datagrams of that size take a second.
+        let (came, _) = send_for(&mut p, Span::from_secs(2), |_| 1_280);
+        let rtt = p.device.session(p.session).unwrap().path_stats()[0].rtt;
+        assert!((8..=10).contains(&came), "{came}");
+        assert!(rtt < MS.times(2_500), "{rtt:?}");
+    }
+}

@@ -262,6 +262,45 @@ fn the_only_path_that_carries_towards_the_device_only_stays_silent_until_somethi
 }
 
 #[test]
+fn a_device_asks_at_once_when_something_arrives_on_its_one_way_path() {
+    // R-PATH-15
+    let mut p = Pair::with(EndpointConfig {
+        flow_window: 60_000,
+        ..config()
+    });
+    p.wires.get_mut(&0).unwrap().rate = RATE;
+    let flow = p.request(30_000_000, FlowOptions::default());
+    // Metered: probes of a silent path back off to 2 s, and its server's are as rare.
+    p.open_path(0, true);
+    p.run_for(MS.times(500));
+    let session = p.session;
+    let granted = |s: &mut Session| s.grant(flow, LinkId(0), 30_000_000);
+    p.device.with(session, granted).unwrap();
+    p.pump();
+    p.run_for(Span::from_secs(3));
+    let is = |state: PathState| {
+        move |p: &Pair| {
+            let session = p.device.session(p.session).unwrap();
+            session.path_stats()[0].state == state
+        }
+    };
+    let minute = Span::from_secs(60);
+    p.wires.get_mut(&0).unwrap().mute = true;
+    assert!(p.run_until(minute, is(PathState::Silent)));
+    // A packet of the server arrives on the silent path, and nothing is acknowledged after it.
+    assert!(p.run_until(minute, is(PathState::Active)));
+    assert!(p.run_until(minute, is(PathState::Silent)));
+    let received = p.wires[&0].bytes_down;
+    assert!(p.run_until(minute, |p| p.wires[&0].bytes_down > received));
+    assert!(is(PathState::Silent)(&p));
+    p.wires.get_mut(&0).unwrap().mute = false;
+    let arrives = p.now + p.wires[&0].delay;
+    assert!(p.run_until(minute, is(PathState::Active)));
+    let (took, round_trip) = (p.now.since(arrives), p.wires[&0].delay.times(2));
+    assert!(took < round_trip + MS.times(50), "{took:?}");
+}
+
+#[test]
 fn a_full_queue_is_no_hole() {
     // R-PATH-6: answers are late by seconds, and something is heard all the time.
     let mut p = Pair::new();

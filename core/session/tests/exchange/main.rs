@@ -16,6 +16,7 @@ mod holes;
 mod hop;
 mod key_exchange;
 mod line;
+mod long_round_trip;
 mod mirror;
 mod offload;
 mod pair;

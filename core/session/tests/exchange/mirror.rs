@@ -18,7 +18,7 @@ const LENT: u64 = 40_000;
 const LOSE_EVERY: u64 = 50;
 const SECONDS: u64 = 20;
 
-/// Both links up, if there are two.
+/// A pair of endpoints whose links are all up.
 fn pair(mirroring: Mirroring, cell: bool) -> Pair {
     let mut pair = Pair::with(EndpointConfig {
         mirroring,

@@ -17,7 +17,7 @@ const PAID: AckOffload = AckOffload::Paid {
     bytes_per_second: 20_000,
 };
 
-/// Both links up, payload on the first only.
+/// A pair of endpoints with two links, of which only the first carries payload.
 fn pair(ack_offload: AckOffload) -> Pair {
     let mut pair = Pair::with(EndpointConfig {
         ack_offload,

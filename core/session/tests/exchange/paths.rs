@@ -373,3 +373,76 @@ fn an_only_path_on_which_nothing_was_ever_acknowledged_counts_as_silent_too() {
     let mut told = told.filter(|(_, _, event)| matches!(event, SessionEvent::PathSilent { .. }));
     assert!(told.next().is_some());
 }
+
+/// Begins to move to a node that is reached over link 1, and opens a flow. Returns the flow, after some of the time that
+/// the node takes to answer.
+fn open_while_it_moves(p: &mut Pair) -> FlowId {
+    p.open_path(0, false);
+    let first = p.request(100_000, FlowOptions::default());
+    assert!(p.run_until(Span::from_secs(5), |p| p.is_whole(first)));
+    // Both are one server here.
+    p.server_address = "203.0.113.2:443".parse().unwrap();
+    let (now, to) = (p.now, p.addresses(1));
+    p.device
+        .with(p.session, |s| s.wake_at(now, to, false))
+        .unwrap();
+    let flow = p.request(100_000, FlowOptions::default());
+    p.run_for(MS.times(50));
+    flow
+}
+
+fn is_open_at_server(p: &Pair, flow: FlowId) -> bool {
+    let opened = |(_, _, e): &(Time, SessionId, SessionEvent)| *e == SessionEvent::Opened(flow);
+    p.server_events.iter().any(opened)
+}
+
+#[test]
+fn a_flow_that_is_opened_while_the_session_moves_to_another_node_is_opened_there() {
+    // R-NODE-6
+    let mut p = Pair::new();
+    let flow = open_while_it_moves(&mut p);
+    assert!(
+        !is_open_at_server(&p, flow),
+        "over the path to the node before"
+    );
+    assert!(p.run_until(Span::from_secs(5), |p| p.is_whole(flow)));
+    let paths = p.device.session(p.session).unwrap().path_stats();
+    assert!(paths.iter().all(|path| path.addresses.link == LinkId(1)));
+}
+
+#[test]
+fn a_flow_that_waits_for_a_node_which_does_not_answer_is_opened_at_the_one_before() {
+    // R-NODE-6
+    let mut p = Pair::new();
+    p.silence(1);
+    let flow = open_while_it_moves(&mut p);
+    p.run_for(Span::from_secs(2));
+    assert!(!is_open_at_server(&p, flow));
+    p.cut(1);
+    assert!(p.run_until(Span::from_secs(5), |p| p.is_whole(flow)));
+}
+
+#[test]
+fn a_path_whose_limit_is_lifted_finds_its_datagram_size_as_if_there_had_been_none() {
+    // R-SERIAL-4
+    for before in [MS.times(30), Span::from_secs(1)] {
+        let mut p = Pair::new();
+        p.wires.get_mut(&0).unwrap().rate = 200_000;
+        p.open_path(0, false);
+        let flow = p.request(1_000_000, FlowOptions::default());
+        p.run_for(before);
+        let limit = |p: &mut Pair, bytes| {
+            p.device
+                .with(p.session, |s| s.set_path_limit(LinkId(0), bytes))
+                .unwrap();
+            p.pump();
+            p.run_for(Span::from_secs(1));
+            let server = p.server.session(p.server_session().unwrap()).unwrap();
+            server.path_stats()[0].mtu
+        };
+        assert_eq!(limit(&mut p, Some(1_920)), 480);
+        assert_eq!(limit(&mut p, None), 1_472, "limited after {before:?}");
+        assert!(p.run_until(Span::from_secs(60), |p| p.is_whole(flow)));
+        p.assert_right(flow);
+    }
+}

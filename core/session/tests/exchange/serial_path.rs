@@ -139,5 +139,5 @@ fn a_limit_below_four_datagrams_makes_them_smaller_until_it_is_lifted() {
     p.device.set_path_limit(session, at, None).unwrap();
     p.pump();
     p.run_for(Span::from_secs(1));
-    assert_eq!(mtu(&p), 1_200);
+    assert_eq!(mtu(&p), 1_472);
 }

@@ -24,7 +24,7 @@ use crate::options::{EXPIRY, SocketOptions};
 #[derive(Clone)]
 pub(super) enum PeerCarrier {
     Local(Rc<DatagramPeer>),
-    /// In the agent.
+    /// The agent carries the socket's datagrams.
     Agent(Rc<AgentConnection>),
 }
 

@@ -38,25 +38,25 @@ pub fn built_library(name: &str) -> PathBuf {
 }
 
 /// A compiled program, with its own folder.
-pub struct C {
+pub struct CProgram {
     pub folder: TempDir,
     name: String,
 }
 
-impl C {
+impl CProgram {
     /// Compiles a program for the kernel's sockets.
-    pub fn plain(source: &str) -> C {
-        C::compile(source, &[]).expect("a C compiler, and a program that it takes")
+    pub fn plain(source: &str) -> CProgram {
+        CProgram::compile(source, &[]).expect("a C compiler, and a program that it takes")
     }
 
     /// Compiles a program with the library.
-    pub fn with_d2tp(source: &str) -> C {
-        C::with_flags(source, &[]).expect("a C compiler, and a program that it takes")
+    pub fn with_d2tp(source: &str) -> CProgram {
+        CProgram::with_flags(source, &[]).expect("a C compiler, and a program that it takes")
     }
 
     /// Compiles a program with the library and these flags. Returns the compiler's error if it
     /// refuses them.
-    pub fn with_flags(source: &str, flags: &[&str]) -> Result<C, String> {
+    pub fn with_flags(source: &str, flags: &[&str]) -> Result<CProgram, String> {
         let include = here().join("include");
         let mut all = vec![
             "-DWITH_D2TP",
@@ -64,10 +64,10 @@ impl C {
             include.to_str().expect("a path in UTF-8"),
         ];
         all.extend(flags);
-        C::compile(source, &all)
+        CProgram::compile(source, &all)
     }
 
-    fn compile(source: &str, flags: &[&str]) -> Result<C, String> {
+    fn compile(source: &str, flags: &[&str]) -> Result<CProgram, String> {
         let folder = TempDir::new().expect("a place for it");
         let name = source.trim_end_matches(".c").to_owned();
         let mut compiler = Command::new("cc");
@@ -85,7 +85,7 @@ impl C {
         compiler.arg("-lpthread");
         let built = compiler.output().map_err(|error| error.to_string())?;
         match built.status.success() {
-            true => Ok(C { folder, name }),
+            true => Ok(CProgram { folder, name }),
             false => Err(String::from_utf8_lossy(&built.stderr).into_owned()),
         }
     }
@@ -114,7 +114,7 @@ pub struct Server(pub Child, pub String);
 
 impl Server {
     /// Starts a program whose first line of output is its address.
-    pub fn start(program: &C) -> Server {
+    pub fn start(program: &CProgram) -> Server {
         let process = program.command().stdout(Stdio::piped()).spawn();
         let mut process = process.expect("it runs");
         let mut line = String::new();

@@ -261,6 +261,8 @@ impl StorageBackend for StagedFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rand::{Rng as _, SeedableRng as _};
+    use rand_pcg::Pcg32;
 
     #[test]
     fn what_is_read_is_what_was_written_before_and_after_it_is_believed() {
@@ -270,12 +272,9 @@ mod tests {
         let plain = file.try_clone().unwrap();
         let cautious = StagedFile::new(FileBackend::new(file).unwrap()).unwrap();
         let mut model = vec![0; 10_000];
-        let mut steps = 0u64;
+        let mut draw = Pcg32::seed_from_u64(0);
         for n in 0..200u64 {
-            steps = steps
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(n);
-            let at = (steps >> 33) % 12_000;
+            let at = draw.random_range(0..12_000);
             if n % 7 == 0 {
                 cautious.set_len(at).unwrap();
                 model.resize(at as usize, 0);

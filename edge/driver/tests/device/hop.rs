@@ -114,20 +114,20 @@ async fn a_link_is_left_alone_from_freeze_to_thaw() {
 }
 
 /// A probe of provided links with results that the test sets.
-struct Told {
+struct AttachWithProbe {
     links: Arc<ProvidedLinks>,
-    signs: Arc<Fake>,
+    signs: Arc<FakeProbe>,
 }
 
 #[derive(Default)]
-struct Fake {
+struct FakeProbe {
     answers: AtomicBool,
     asked: AtomicU32,
     read: AtomicU32,
     station: Mutex<Option<StationStats>>,
 }
 
-impl LinkProbe for Fake {
+impl LinkProbe for FakeProbe {
     fn probe_first_hop<'a>(&'a self, _: &'a Link) -> ProbeFuture<'a, Option<bool>> {
         self.asked.fetch_add(1, Ordering::SeqCst);
         let answers = self.answers.load(Ordering::SeqCst);
@@ -141,7 +141,7 @@ impl LinkProbe for Fake {
     }
 }
 
-impl Attach for Told {
+impl Attach for AttachWithProbe {
     fn attach(&self, link: &Link, servers: &[SocketAddr]) -> Result<Vec<Attachment>, BindError> {
         self.links.attach(link, servers)
     }
@@ -152,25 +152,25 @@ impl Attach for Told {
 }
 
 /// A server behind a link that can be cut, and a device on it whose first hop has answered.
-struct Way {
+struct HopFixture {
     device: Device,
     near: Flow,
     _far: Flow,
     _server: d2tp_driver::Server,
-    signs: Arc<Fake>,
+    signs: Arc<FakeProbe>,
     /// Whether no datagram passes.
     cut: Arc<AtomicBool>,
 }
 
-impl Way {
-    async fn new() -> Way {
+impl HopFixture {
+    async fn new() -> HopFixture {
         let (server, links) = (server(), ProvidedLinks::new());
         let cut = Arc::new(AtomicBool::new(false));
         let port = relay(server.local_addr(), cut.clone());
-        let signs = Arc::new(Fake::default());
+        let signs = Arc::new(FakeProbe::default());
         signs.answers.store(true, Ordering::SeqCst);
         *signs.station.lock().unwrap() = Some(StationStats::default());
-        let attach = Arc::new(Told {
+        let attach = Arc::new(AttachWithProbe {
             links: links.clone(),
             signs: signs.clone(),
         });
@@ -185,7 +185,7 @@ impl Way {
             signs.asked.load(Ordering::SeqCst) == 1
         })
         .await;
-        Way {
+        HopFixture {
             device,
             near,
             _far: far,
@@ -275,7 +275,7 @@ fn relay(server: SocketAddr, cut: Arc<AtomicBool>) -> u16 {
 
 /// The time from quiet to silent.
 async fn hesitates(answers: bool) -> Duration {
-    let mut way = Way::new().await;
+    let mut way = HopFixture::new().await;
     way.near.write_all(&[7; 200_000]).await.unwrap();
     until("it arrived", || way.near.acknowledged() == 200_001).await;
     let mut events = way.device.events();
@@ -311,10 +311,10 @@ async fn a_hole_in_the_air_freezes_at_once_and_a_fault_further_on_is_left_to_pro
 
 #[tokio::test]
 async fn a_radio_that_counts_failures_has_its_first_hop_asked() {
-    let mut way = Way::new().await;
-    let asked = |way: &Way| way.signs.asked.load(Ordering::SeqCst);
-    let fails = |way: &Way| way.signs.station.lock().unwrap().as_mut().unwrap().failed += 10;
-    let radio_read = |way: &Way| way.signs.read.load(Ordering::SeqCst);
+    let mut way = HopFixture::new().await;
+    let asked = |way: &HopFixture| way.signs.asked.load(Ordering::SeqCst);
+    let fails = |way: &HopFixture| way.signs.station.lock().unwrap().as_mut().unwrap().failed += 10;
+    let radio_read = |way: &HopFixture| way.signs.read.load(Ordering::SeqCst);
     // Radios are read while payload moves.
     while radio_read(&way) < 3 {
         way.near.write_all(&[7; 1_000]).await.unwrap();

@@ -35,6 +35,7 @@ async fn device(server: &Server) -> Device {
         stream: None,
         nodes: Default::default(),
         requires_hybrid: false,
+        round_trip: None,
     };
     let options = DeviceOptions {
         server: address,

@@ -14,12 +14,13 @@ use d2tp_driver::{
 use d2tp_wire::{CID_BYTES, PacketKind, VERSION};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UdpSocket;
+use tokio::time::timeout;
 
 use crate::support::{flow, key, server, usage, wifi};
 
 /// An address at which the server is reached, with a delay each way. It can fall silent.
-struct Node {
-    at: SocketAddr,
+pub struct Node {
+    pub at: SocketAddr,
     is_alive: Arc<AtomicBool>,
     delay_ms: Arc<AtomicU64>,
     /// Datagrams towards the server, without probes of versions.
@@ -27,7 +28,7 @@ struct Node {
 }
 
 impl Node {
-    async fn of(server: &Server, delay_ms: u64) -> Node {
+    pub async fn of(server: &Server, delay_ms: u64) -> Node {
         let outside = Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
         let node = Node {
             at: outside.local_addr().unwrap(),
@@ -71,10 +72,13 @@ impl Node {
         node
     }
 
-    fn set_alive(&self, is_alive: bool) {
+    pub fn set_alive(&self, is_alive: bool) {
         self.is_alive.store(is_alive, Ordering::SeqCst);
     }
 }
+
+/// After how long a device that has not moved is asked again, as a node that is to be left does: a request may be lost.
+const ASKED_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 fn later(
     is_alive: &AtomicBool,
@@ -106,6 +110,7 @@ fn address(server: &Server, nodes: &[&Node]) -> ServerAddress {
         stream: None,
         nodes: ServerNodes::Also(places),
         requires_hybrid: false,
+        round_trip: None,
     }
 }
 
@@ -186,9 +191,17 @@ async fn a_flow_goes_on_at_another_node_when_its_server_asks_for_it() {
         assert_eq!((left.asked, left.staying), (0, 1));
         let left = server.ask_to_move(to, true, &|_| true);
         assert_eq!((left.asked, left.staying), (1, 0));
-        until("the device has moved", || {
+        let has_moved = || {
             let remotes = device.paths().into_iter().map(|path| path.addresses.remote);
             current(&device) == 1 && remotes.collect::<Vec<_>>() == [second.at]
+        };
+        within(async {
+            while timeout(ASKED_AGAIN_AFTER, until("it moves", has_moved))
+                .await
+                .is_err()
+            {
+                server.ask_to_move(to, true, &|_| true);
+            }
         })
         .await;
         first.set_alive(false);
@@ -298,10 +311,13 @@ impl TwoServers {
 async fn a_flow_stays_at_its_node_although_another_is_nearer() {
     let two = TwoServers::with_delays([10, 1]).await;
     let (mut near, mut far, at) = two.flow().await;
+    let other = || two.nodes[1 - at].sent.load(Ordering::SeqCst);
+    let before = other();
     for _ in 0..100 {
         carries(&mut near, &mut far).await;
     }
     assert_eq!(current(&two.device), at);
+    assert_eq!(other(), before, "the other node was asked for the session");
     assert_eq!(two.device.duplicate_bytes(), 0);
 }
 

@@ -158,9 +158,9 @@ async fn grants_are_told_and_packets_only_as_far_as_asked() {
 }
 
 /// A disk that is full after this many bytes.
-struct Full(usize, Arc<AtomicUsize>);
+struct FullDisk(usize, Arc<AtomicUsize>);
 
-impl Write for Full {
+impl Write for FullDisk {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.0 < bytes.len() {
             self.1.fetch_add(1, Ordering::SeqCst);
@@ -179,7 +179,7 @@ async fn a_full_disk_ends_the_log_and_not_the_transfer() {
     let refused = Arc::new(AtomicUsize::new(0));
     let counting = refused.clone();
     let open = Box::new(move |_: &str| {
-        Ok(Box::new(Full(20_000, counting.clone())) as Box<dyn Write + Send>)
+        Ok(Box::new(FullDisk(20_000, counting.clone())) as Box<dyn Write + Send>)
     });
     let log = Qlog::with_writers(open, TraceLevel::Packets).unwrap();
     let (server, links) = (server(), ProvidedLinks::new());

@@ -33,6 +33,7 @@ async fn client(server: &Server, n: u8) -> (Device, Flow, Flow) {
             stream: None,
             nodes: Default::default(),
             requires_hybrid: false,
+            round_trip: None,
         },
         key: key(n),
         config: EndpointConfig::default(),

@@ -12,8 +12,8 @@ use cedos_lab_rig::wait::{until_async, within};
 use d2tp_driver::{
     Admission, Device, DeviceOptions, EndpointConfig, FORGOTTEN, Flow, FlowHibernated, FlowIo,
     FlowSettings, HibernationOptions, Instance, InstanceClaim, Journal, JournalBatch,
-    JournalFlowKey, JournalSessionKey, SecretKey, SendSource, Server, ServerAddress, ServerOptions,
-    StoredRecord,
+    JournalFlowKey, JournalSessionKey, PathState, SecretKey, SendSource, Server, ServerAddress,
+    ServerOptions, StoredRecord,
 };
 use d2tp_session::{FlowId, FlowOptions, FlowRecord, PublicKey, Role, SessionRecord, Span};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -47,6 +47,7 @@ fn options(server: &Server) -> DeviceOptions {
             stream: None,
             nodes: Default::default(),
             requires_hybrid: false,
+            round_trip: None,
         },
         key: key(1),
         config: EndpointConfig::default(),
@@ -170,6 +171,63 @@ async fn a_flow_sleeps_in_memory_and_goes_on_where_its_device_says() {
     far.resume_source(Arc::new(Pattern));
     read_to(&mut flow.unwrap(), 70_000, SIZE).await;
     assert_eq!(server.counts().1, 0);
+}
+
+/// A flow whose first bytes the server has, and has not read.
+async fn unread(server: &Server, device: &Device) -> (Flow, Flow) {
+    let mut flow = device.open(FlowSettings::default()).unwrap();
+    flow.write_all(b"get").await.unwrap();
+    let far = within(server.accept()).await.unwrap();
+    until(|| flow.is_flushed()).await;
+    (flow, far)
+}
+
+fn has_path(far: &Flow) -> bool {
+    let paths = far.connection().paths();
+    paths.iter().any(|path| path.state == PathState::Active)
+}
+
+#[tokio::test]
+async fn a_flow_that_may_hibernate_only_when_its_device_has_left_hibernates() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = server_at("127.0.0.1:0", None);
+    let (device, _) = Device::resume(options(&server), instance(dir.path(), false), None)
+        .await
+        .unwrap();
+    device.use_default_route().unwrap();
+    let (flow, mut far) = unread(&server, &device).await;
+    far.read_exact(&mut [0; 3]).await.unwrap();
+    gone(device, flow).await;
+    until(|| !has_path(&far)).await;
+    far.allow_hibernation(Bytes::from_static(b"what it needs"));
+    asleep(far).await;
+}
+
+#[tokio::test]
+async fn a_flow_whose_bytes_are_read_when_its_device_has_left_hibernates_then() {
+    let server = server_at("127.0.0.1:0", None);
+    let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let start = async |dir: &tempfile::TempDir| {
+        let instance = instance(dir.path(), false);
+        let (device, _) = Device::resume(options(&server), instance, None)
+            .await
+            .unwrap();
+        device.use_default_route().unwrap();
+        device
+    };
+    let device = start(&dirs[0]).await;
+    let (flow, mut far) = unread(&server, &device).await;
+    far.allow_hibernation(Bytes::from_static(b"what it needs"));
+    gone(device, flow).await;
+    until(|| !has_path(&far)).await;
+    // Another device leaves later and hibernates: the first one's turn has come, and it was refused.
+    let other = start(&dirs[1]).await;
+    let (flow, far_other) = begun(&server, &other, 100_000).await;
+    gone(other, flow).await;
+    asleep(far_other).await;
+    assert_eq!(server.counts(), (1, 1, 0));
+    far.read_exact(&mut [0; 3]).await.unwrap();
+    asleep(far).await;
 }
 
 #[tokio::test]

@@ -126,6 +126,7 @@ async fn device_of_streams(server: &Server, silent: &UdpSocket, at: SocketAddr) 
             stream: Some(at.port()),
             nodes: Default::default(),
             requires_hybrid: false,
+            round_trip: None,
         },
         key: key(1),
         config: EndpointConfig::default(),
@@ -201,6 +202,47 @@ async fn a_stream_is_charged_to_its_device_when_that_has_room() {
         account.used() >= STREAM_BYTES && strangers.used() == 0
     })
     .await;
+}
+
+#[tokio::test]
+async fn the_send_buffer_of_a_stream_in_the_kernel_is_charged_to_its_device() {
+    let memory = MemoryPool::new(100 * MEMORY_BYTES);
+    let (server, at) = server_of_streams("127.0.0.1", &memory);
+    let silent = UdpSocket::bind("127.0.0.1:0").expect("a port");
+    let device = device_of_streams(&server, &silent, at).await;
+    let (mut near, mut far) = flow(&device, &server).await;
+    let account = memory.account(key(1).public());
+    until("the stream is the device's", || {
+        account.used() >= STREAM_BYTES
+    })
+    .await;
+    far.write_all(&[7; 20_000]).await.expect("it is open");
+    within(near.read_exact(&mut [0; 20_000]))
+        .await
+        .expect("all of it arrives");
+    // Over loopback the kernel begins with more than two megabytes.
+    until("the kernel's part is charged, too", || {
+        account.used() >= STREAM_BYTES + 1_000_000
+    })
+    .await;
+    drop((near, far, device));
+    until("it is given back", || account.used() < STREAM_BYTES).await;
+}
+
+#[tokio::test]
+async fn a_stream_of_a_device_without_room_for_its_send_buffer_goes_on() {
+    let memory = MemoryPool::new(MEMORY_BYTES);
+    let (server, at) = server_of_streams("127.0.0.1", &memory);
+    let silent = UdpSocket::bind("127.0.0.1:0").expect("a port");
+    let device = device_of_streams(&server, &silent, at).await;
+    let (mut near, mut far) = flow(&device, &server).await;
+    let (sent, mut read) = (vec![7; 3_000_000], vec![0; 3_000_000]);
+    let both = async { tokio::join!(far.write_all(&sent), near.read_exact(&mut read)) };
+    let (wrote, got) = within(both).await;
+    wrote.expect("it is open");
+    got.expect("all of it arrives");
+    let used = memory.account(key(1).public()).used();
+    assert!(used <= MEMORY_BYTES / 5, "{used} bytes");
 }
 
 /// A SYN of a version that does not exist, which every server answers, with this connection id.

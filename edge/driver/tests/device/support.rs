@@ -52,7 +52,15 @@ pub async fn device_by_way_of(
     links: &Arc<ProvidedLinks>,
     attach: Arc<dyn Attach>,
 ) -> Device {
-    let options = DeviceOptions {
+    let options = options_at(port, server);
+    let mut device = Device::with_attach(options, attach).await.unwrap();
+    device.follow_links(links.subscribe(), usage);
+    device
+}
+
+/// The options of a device that reaches the server at this port.
+pub fn options_at(port: u16, server: &Server) -> DeviceOptions {
+    DeviceOptions {
         server: ServerAddress {
             host: "127.0.0.1".into(),
             port,
@@ -60,13 +68,11 @@ pub async fn device_by_way_of(
             stream: None,
             nodes: Default::default(),
             requires_hybrid: false,
+            round_trip: None,
         },
         key: key(1),
         config: EndpointConfig::default(),
-    };
-    let mut device = Device::with_attach(options, attach).await.unwrap();
-    device.follow_links(links.subscribe(), usage);
-    device
+    }
 }
 
 pub fn at(last: u8) -> IpAddr {

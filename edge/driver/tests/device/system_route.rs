@@ -36,6 +36,7 @@ async fn a_link_that_comes_up_takes_the_place_of_the_systems_route_and_gives_it_
             stream: None,
             nodes: Default::default(),
             requires_hybrid: false,
+            round_trip: None,
         },
         key: key(1),
         config: EndpointConfig::default(),

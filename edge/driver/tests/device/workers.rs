@@ -34,6 +34,7 @@ async fn device(server: &Server, number: u8) -> Device {
             stream: None,
             nodes: Default::default(),
             requires_hybrid: false,
+            round_trip: None,
         },
         key: key(100 + number),
         config: EndpointConfig::default(),

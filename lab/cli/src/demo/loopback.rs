@@ -32,6 +32,7 @@ use super::summary::DemoSummary;
 use super::view::DemoView;
 use cedos_agent::fetch::proxy::ProxyClient;
 use cedos_agent::fetch::report::{TransferEvent, TransferObserver};
+use cedos_agent::fetch::request_method::RequestMethod;
 use cedos_agent::fetch::transfer::{self, Destination, TransferContext, TransferJob};
 use cedos_agent::key;
 use cedos_agent::terms::{DueTime, TransferTerms};
@@ -121,6 +122,7 @@ fn start_prox(
                 stream: None,
                 nodes: Default::default(),
                 requires_hybrid: false,
+                round_trip: None,
             }));
             let stop = async { drop(stopped.await) };
             cedos_prox::serve(server.clone(), prox, stop).await;
@@ -141,9 +143,9 @@ fn on_runtime<T>(f: impl Future<Output = T>) -> anyhow::Result<T> {
 }
 
 /// Receives the progress of a download.
-struct Telling(Arc<Mutex<DemoProgress>>);
+struct ProgressObserver(Arc<Mutex<DemoProgress>>);
 
-impl TransferObserver for Telling {
+impl TransferObserver for ProgressObserver {
     fn on_event(&mut self, event: &TransferEvent) {
         if let Ok(event) = serde_json::to_value(event) {
             lock(&self.0).hear(event);
@@ -152,13 +154,13 @@ impl TransferObserver for Telling {
 }
 
 /// Links made of sockets, with a download on a thread.
-struct OnLoopback {
+struct LoopbackDemo {
     relay: Loopback,
     download: Option<JoinHandle<anyhow::Result<bool>>>,
     stop: watch::Sender<bool>,
 }
 
-impl DemoSetting for OnLoopback {
+impl DemoSetting for LoopbackDemo {
     fn now(&self) -> Time {
         self.relay.now()
     }
@@ -181,7 +183,7 @@ impl DemoSetting for OnLoopback {
     }
 }
 
-impl OnLoopback {
+impl LoopbackDemo {
     /// Stops the download, which keeps its data, and waits for that.
     fn abandon(&mut self) {
         self.stop.send_replace(true);
@@ -264,9 +266,10 @@ pub(super) fn run(matter: DemoSetup) -> anyhow::Result<DemoSummary> {
         fields: [].into(),
         cookies: None,
         keep_older: 0,
+        method: RequestMethod::Get,
         unless: None,
     };
-    let mut telling = Telling(told.clone());
+    let mut telling = ProgressObserver(told.clone());
     let download = std::thread::Builder::new()
         .name("device".to_owned())
         .spawn(move || {
@@ -282,7 +285,7 @@ pub(super) fn run(matter: DemoSetup) -> anyhow::Result<DemoSummary> {
         let relays = relays.clone();
         PlainDownload::start_by(move || relays.way(), matter.bytes)?
     };
-    let mut stage = OnLoopback {
+    let mut stage = LoopbackDemo {
         relay,
         download: Some(download),
         stop,

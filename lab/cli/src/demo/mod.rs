@@ -100,7 +100,7 @@ fn run_in_namespaces(matter: DemoSetup) -> anyhow::Result<DemoSummary> {
     let mut theirs = World::build(scenario.clone())?;
     ours.start_origin()?;
     theirs.start_origin()?;
-    let prox = lab::start_prox(&ours, &program, matter.folder.path())?;
+    let prox = lab::start_prox(&ours, &program, matter.folder.path(), None)?;
 
     let view = Arc::new(DemoView::new(matter.bytes, matter.deadline_s));
     let happenings: Arc<Mutex<Vec<WorldEvent>>> = Arc::default();

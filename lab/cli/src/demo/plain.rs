@@ -18,7 +18,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(3);
 const RETRY: Duration = Duration::from_millis(500);
 
 #[derive(Default)]
-struct Counts {
+struct PlainDownloadCounts {
     held: AtomicU64,
     /// Bytes that were discarded by starting again.
     refetched: AtomicU64,
@@ -28,7 +28,7 @@ struct Counts {
 }
 
 /// A running plain download.
-pub(super) struct PlainDownload(Arc<Counts>);
+pub(super) struct PlainDownload(Arc<PlainDownloadCounts>);
 
 impl PlainDownload {
     /// Starts the download on the device of `world`.
@@ -58,7 +58,7 @@ impl PlainDownload {
         bytes: u64,
         way: impl Fn() -> Option<SocketAddr> + Send + 'static,
     ) -> (PlainDownload, impl FnOnce() + Send + 'static) {
-        let counts: Arc<Counts> = Arc::default();
+        let counts: Arc<PlainDownloadCounts> = Arc::default();
         let mine = counts.clone();
         let download = move || {
             while !mine.stop.load(Ordering::Relaxed) {
@@ -99,7 +99,7 @@ impl PlainDownload {
     }
 }
 
-fn fetch(origin: SocketAddr, bytes: u64, counts: &Counts) -> std::io::Result<()> {
+fn fetch(origin: SocketAddr, bytes: u64, counts: &PlainDownloadCounts) -> std::io::Result<()> {
     let mut stream = TcpStream::connect_timeout(&origin, SILENCE_MAX)?;
     stream.set_read_timeout(Some(SILENCE_MAX))?;
     write!(

@@ -84,7 +84,8 @@ pub(super) trait DemoSetting {
     fn ended(&mut self) -> anyhow::Result<Option<bool>>;
 }
 
-/// When the two downloads ended, if they did.
+/// The ends of the two downloads: when, in seconds, and whether ours succeeded. `None` while they
+/// run.
 pub(super) struct DemoRun {
     pub(super) finished: Option<(f64, bool)>,
     pub(super) plain_finished: Option<f64>,

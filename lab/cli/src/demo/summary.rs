@@ -53,24 +53,24 @@ pub struct DemoSummary {
 /// The distribution of some figures.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct DemoSpread {
-    /// The median.
+    /// The median of the switches, in milliseconds.
     pub p50: f64,
     /// The 95th percentile (nearest rank).
     pub p95: f64,
-    /// The maximum.
+    /// The longest of the switches, in milliseconds.
     pub max: f64,
 }
 
 /// The result of the plain download.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Baseline {
-    /// Whether it was complete at the deadline.
+    /// Whether the download was complete at the deadline.
     pub completed: bool,
-    /// When it was complete, in seconds; `None` if it was not during the run.
+    /// When the download was complete, in seconds; `None` if it was not during the run.
     pub finished_s: Option<f64>,
     /// Bytes that were fetched and discarded.
     pub bytes_refetched: u64,
-    /// How often it started from the first byte.
+    /// How often the download started from the first byte.
     pub starts: u64,
 }
 

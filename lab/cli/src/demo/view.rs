@@ -16,12 +16,12 @@ const UP: &str = "up";
 
 /// The view of one run.
 pub(super) struct DemoView {
-    bars: Option<Bars>,
+    bars: Option<DemoBars>,
     states: Mutex<BTreeMap<String, String>>,
     deadline_s: f64,
 }
 
-struct Bars {
+struct DemoBars {
     all: MultiProgress,
     links: ProgressBar,
     ours: ProgressBar,
@@ -43,7 +43,7 @@ impl DemoView {
                 all.add(bar).with_style(style)
             };
             let bar = "{prefix:4} {bar:30} {decimal_bytes:>10}/{decimal_total_bytes} {msg}";
-            Bars {
+            DemoBars {
                 links: line(ProgressBar::new(1), "{msg}"),
                 ours: line(ProgressBar::new(bytes), bar).with_prefix("D2TP"),
                 theirs: line(ProgressBar::new(bytes), bar).with_prefix("TCP"),

@@ -6,9 +6,10 @@
 //! | `run` | `cedos run -- curl` |
 //! | `proxy` | `curl` through the local proxy of one `cedos agent` |
 //! | `socket` | a socket of libd2tp, in a separate process (socket_transfer.rs) |
+//! | `vpn` | `curl`, whose TCP one `cedos vpn` carries end to end as packets |
 
 use anyhow::{Context, bail};
-use cedos_lab_emu::World;
+use cedos_lab_emu::{World, plan};
 use cedos_lab_scenario::{Direction, Policy, Scenario, ScenarioFlow};
 use clap::ValueEnum;
 use std::fs::{self, File};
@@ -32,12 +33,23 @@ pub enum LabClient {
     Proxy,
     /// Sockets of libd2tp.
     Socket,
+    /// Programs whose TCP a VPN carries, end to end as packets.
+    Vpn,
 }
+
+/// The network of inner addresses of a proxy whose client has a VPN.
+pub const INNER_NET: &str = "10.83.0.0/16";
 
 /// The address of the agent's local proxy on the device, which has its own network namespace.
 const LOCAL_PROXY: &str = "127.0.0.1:1080";
 /// How long the agent may take to start.
 const AGENT_START: Duration = Duration::from_secs(10);
+/// Starts a program with a `/run` of its own: a machine has one VPN, and labs may run beside one another.
+const WITH_OWN_RUN: &str = "mount -t tmpfs tmpfs /run && exec \"$0\" \"$@\"";
+
+/// Runs a program once the way to an address leads into the VPN.
+const ONCE_VPN_IS_UP: &str =
+    "until ip route get \"$0\" | grep -q cedos0; do sleep 0.05; done; exec \"$@\"";
 
 /// The part of a client that all its flows share on the device.
 pub struct DeviceClient {
@@ -51,7 +63,7 @@ impl DeviceClient {
     /// Prepares the device for a client, before the scenario's time begins.
     ///
     /// # Errors
-    /// The client cannot do what the scenario asks, or its agent did not start.
+    /// The client cannot do what the scenario asks, or its agent or VPN did not start.
     pub fn start(
         client: LabClient,
         world: &World,
@@ -79,9 +91,11 @@ impl DeviceClient {
             config,
             agent: None,
         };
-        if client == LabClient::Proxy {
-            started.agent = Some(started.start_agent(world, program, folder, prox)?);
-        }
+        started.agent = match client {
+            LabClient::Proxy => Some(started.start_agent(world, program, folder, prox)?),
+            LabClient::Vpn => Some(start_vpn(world, program, folder, prox)?),
+            LabClient::Get | LabClient::Run | LabClient::Socket => None,
+        };
         Ok(started)
     }
 
@@ -102,20 +116,8 @@ impl DeviceClient {
             .stdout(Stdio::null())
             .stderr(File::create(&log)?);
         through(&mut command, prox, world);
-        let mut agent = world.device().spawn(command)?;
-        let mut left = AGENT_START;
-        loop {
-            let said = fs::read_to_string(&log).unwrap_or_default();
-            if said.contains("proxy for programs at") {
-                return Ok(agent);
-            }
-            if left.is_zero() || agent.try_wait()?.is_some() {
-                end(&mut agent);
-                bail!("`cedos agent` does not start: {}", said.trim());
-            }
-            std::thread::sleep(LOOK);
-            left = left.saturating_sub(LOOK);
-        }
+        let agent = world.device().spawn(command)?;
+        await_line(agent, &log, "proxy for programs at")
     }
 
     /// Whether the client prints JSON about what it carried.
@@ -171,6 +173,12 @@ impl DeviceClient {
                 command.arg(format!("{terms}:none"));
                 transfer_by_curl(&mut command, flow.direction, url, file);
             }
+            LabClient::Vpn => {
+                // Networks carry nothing before the scenario's time begins.
+                command = Command::new("sh");
+                command.args(["-c", ONCE_VPN_IS_UP, &plan::ORIGIN_V4.to_string(), "curl"]);
+                transfer_by_curl(&mut command, flow.direction, url, file);
+            }
             LabClient::Socket => {
                 let rest = url.strip_prefix("http://");
                 let (host, path) = rest
@@ -202,6 +210,54 @@ impl Drop for DeviceClient {
         if let Some(agent) = &mut self.agent {
             end(agent);
         }
+    }
+}
+
+/// Starts a VPN on the device that carries what is for the origin.
+fn start_vpn(
+    world: &World,
+    program: &Path,
+    folder: &Path,
+    prox: &LabProx,
+) -> anyhow::Result<Child> {
+    let scenario = world.scenario();
+    if let Some(flow) = scenario.flows.iter().find(|flow| flow.deadline_s.is_some()) {
+        bail!("flow {}: packets of a VPN have no deadline", flow.id);
+    }
+    let file = File::create(folder.join("vpn.log"))?;
+    let mut command = Command::new("unshare");
+    command
+        .args(["--mount", "sh", "-c", WITH_OWN_RUN])
+        .arg(program)
+        .args(["vpn", "up", "--tcp", "packets", "--include"])
+        .arg(format!("{}/32", plan::ORIGIN_V4))
+        .arg("--state-dir")
+        .arg(folder.join("vpn-state"))
+        .env("CEDOS_AGENT", "none")
+        .stdout(file.try_clone()?)
+        .stderr(file);
+    for link in &scenario.links {
+        command.args(["--link", &format!("{}={}", link.name, link.class.word())]);
+    }
+    command.args(scenario.transport.options());
+    through(&mut command, prox, world);
+    world.device().spawn(command)
+}
+
+/// Waits until a process that began to write to `log` says that it serves.
+fn await_line(mut process: Child, log: &Path, line: &str) -> anyhow::Result<Child> {
+    let mut left = AGENT_START;
+    loop {
+        let said = fs::read_to_string(log).unwrap_or_default();
+        if said.contains(line) {
+            return Ok(process);
+        }
+        if left.is_zero() || process.try_wait()?.is_some() {
+            end(&mut process);
+            bail!("the client does not start: {}", said.trim());
+        }
+        std::thread::sleep(LOOK);
+        left = left.saturating_sub(LOOK);
     }
 }
 

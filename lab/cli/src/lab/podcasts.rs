@@ -186,7 +186,11 @@ impl LabPodcasts {
             episodes.extend(feed.reports(&log, &deadlines, &seconds));
         }
         episodes.sort_by(|a, b| a.published_s.total_cmp(&b.published_s));
-        Ok(report(world.scenario(), podcasts, episodes))
+        let study = self.cast(world, &["log", "--summary", "--json"])?;
+        Ok(PodcastReport {
+            study,
+            ..report(world.scenario(), podcasts, episodes)
+        })
     }
 
     fn subscribe<'a>(
@@ -527,6 +531,7 @@ fn report(scenario: &Scenario, podcasts: &Podcasts, episodes: Vec<EpisodeReport>
         optimum_free_share: optimum_free_share(scenario, &episodes),
         restart_share: share(sum(&|e| e.restart_bytes), sum(&|e| e.bytes)),
         switches: sum(&|e| e.switches),
+        study: Value::Null,
         episodes,
     }
 }

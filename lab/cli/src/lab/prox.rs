@@ -17,12 +17,15 @@ use super::end;
 use super::store::LabStore;
 
 /// Port of the proxy in the lab, and that of its second node.
-const PROXY_PORT: u16 = 4433;
-const SECOND_PORT: u16 = 4434;
+const PROXY_PORT: u16 = plan::PROXY_PORTS[0];
+const SECOND_PORT: u16 = plan::PROXY_PORTS[1];
 /// The proxy's TCP port, for clients without D2TP.
 const TCP_PORT: u16 = 3128;
 /// The TCP port of streams, where the scenario has them.
 const STREAM_PORT: u16 = 8443;
+/// The log of the second node, and what it says there of each session that it takes over.
+const SECOND_LOG: &str = "prox-2.log";
+const TAKEN_OVER: &str = "took over a session from another node";
 /// How long the proxy may take to print its address.
 const PROXY_START: Duration = Duration::from_secs(10);
 
@@ -44,6 +47,8 @@ pub struct LabProx {
     address: String,
     /// The device's key file.
     key: PathBuf,
+    /// The network of inner addresses, if the proxy carries packets.
+    inner_net: Option<&'static str>,
 }
 
 /// Asks a proxy to end, and ends it if it does not.
@@ -58,11 +63,17 @@ pub fn stop_prox(mut prox: LabProx) {
     }
 }
 
-/// Creates keys of the device and the proxy, then starts a `cedos prox` that admits the device.
+/// Creates keys of the device and the proxy, then starts a `cedos prox` that admits the device. `inner_net`: the network of
+/// inner addresses, if it carries packets.
 ///
 /// # Errors
 /// The proxy did not start; the error contains its output.
-pub fn start_prox(world: &World, program: &Path, folder: &Path) -> anyhow::Result<LabProx> {
+pub fn start_prox(
+    world: &World,
+    program: &Path,
+    folder: &Path,
+    inner_net: Option<&'static str>,
+) -> anyhow::Result<LabProx> {
     let key = folder.join("device.key");
     let client = make_key(program, &key)?;
     make_key(program, &folder.join("prox.key"))?;
@@ -81,6 +92,7 @@ pub fn start_prox(world: &World, program: &Path, folder: &Path) -> anyhow::Resul
         client,
         address: String::new(),
         key,
+        inner_net,
     };
     prox.begin(world)?;
     if world.scenario().nodes > 1 {
@@ -127,7 +139,7 @@ impl LabProx {
         let state = self.folder.join("prox-state-2");
         std::fs::create_dir_all(&state)?;
         let listen = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), SECOND_PORT);
-        let log = self.folder.join("prox-2.log");
+        let log = self.folder.join(SECOND_LOG);
         let mut command = Command::new(&self.program);
         command
             .args(["prox", "--listen", &listen.to_string(), "--allow-private"])
@@ -141,6 +153,7 @@ impl LabProx {
             command.arg("--ca").arg(&web.ca);
         }
         command
+            .env("RUST_LOG", "info")
             .stdout(Stdio::piped())
             .stderr(OpenOptions::new().create(true).append(true).open(&log)?);
         let mut child = world.proxy().spawn(command)?;
@@ -156,6 +169,13 @@ impl LabProx {
             );
         }
         Ok(())
+    }
+
+    /// How many sessions the second node took over from the first, by its log. `None` without a second node or a store.
+    pub fn sessions_taken_over(&self) -> Option<u64> {
+        self.store.as_ref().and(self.second.as_ref())?;
+        let said = std::fs::read_to_string(self.folder.join(SECOND_LOG)).ok()?;
+        Some(said.matches(TAKEN_OVER).count() as u64)
     }
 
     /// The options of a node that shares its sessions; none where the scenario has no store.
@@ -219,6 +239,9 @@ impl LabProx {
             .arg(self.folder.join("prox-state"))
             .args(self.store_options("a"))
             .args(world.scenario().transport.options());
+        if let Some(net) = self.inner_net {
+            command.args(["--tunnel-net", net]);
+        }
         if takes_over {
             command.arg("--upgrade");
         }

@@ -7,7 +7,7 @@
 use anyhow::{Context, bail};
 use cedos_lab_emu::{World, content, web};
 use cedos_lab_link::Time;
-use cedos_lab_scenario::{CrashedEnd, Direction, FlowReport, ScenarioFlow, Stop, StoreStop};
+use cedos_lab_scenario::{CrashKind, CrashedEnd, Direction, FlowReport, ScenarioFlow, StoreStop};
 use cedos_terminal::print_stderr;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -57,11 +57,11 @@ fn blows(world: &World) -> Vec<(Time, ProcessFault)> {
     let mut blows = Vec::new();
     for crash in &world.scenario().crashes {
         let at = |s| Time::from_secs_f64(s);
-        if crash.how == Stop::Upgrade {
+        if crash.how == CrashKind::Upgrade {
             blows.push((at(crash.t_s), ProcessFault::Upgrade));
             continue;
         }
-        if crash.how == Stop::Drain {
+        if crash.how == CrashKind::Drain {
             blows.push((at(crash.t_s), ProcessFault::Drain));
             continue;
         }

@@ -9,19 +9,22 @@ use tempfile::NamedTempFile;
 /// The options for D2TP through the lab's proxy: none.
 pub const D2TP: &[&str] = &[];
 
-/// A run that was started.
-pub struct Emulated {
+/// The options for kernel TCP through a VPN that carries it as packets.
+pub const TUNNEL: &[&str] = &["--client", "vpn"];
+
+/// A `cedos lab run` in a process of its own.
+pub struct StartedLabRun {
     child: Child,
     /// The scenario file, which is removed when the run is over.
     _file: NamedTempFile,
 }
 
-impl Emulated {
+impl StartedLabRun {
     /// Starts a lab run of this scenario.
     ///
     /// # Errors
     /// It could not be started.
-    pub fn begin(scenario: &str, options: &[&str]) -> anyhow::Result<Emulated> {
+    pub fn begin(scenario: &str, options: &[&str]) -> anyhow::Result<StartedLabRun> {
         let mut file = tempfile::Builder::new().suffix(".toml").tempfile()?;
         file.write_all(scenario.as_bytes())?;
         let program = std::env::current_exe().context("cannot find this program's own path")?;
@@ -34,7 +37,7 @@ impl Emulated {
             .stderr(Stdio::inherit())
             .spawn()
             .context("`cedos lab run` cannot be run")?;
-        Ok(Emulated { child, _file: file })
+        Ok(StartedLabRun { child, _file: file })
     }
 
     /// Waits for the end of the run, and returns its report.
@@ -60,6 +63,9 @@ pub fn commanded_in_lab(
     commanded_beside_an_origin(scenario, None, script, variables)
 }
 
+/// How many of the last lines of a failed run an error repeats.
+const ERROR_LINES: usize = 8;
+
 /// Runs a shell script on the device while another one, `servers`, runs at the origin.
 ///
 /// # Errors
@@ -83,11 +89,14 @@ pub fn commanded_beside_an_origin(
         .output()
         .context("`cedos lab run` cannot be run")?;
     let errors = String::from_utf8_lossy(&said.stderr);
-    let last = errors.lines().next_back().unwrap_or_default();
+    // The last lines are of links.
+    let lines: Vec<&str> = errors.lines().collect();
+    let last = &lines[lines.len().saturating_sub(ERROR_LINES)..];
     ensure!(
         said.status.success(),
-        "`cedos lab run` ended with {}: {last}",
-        said.status
+        "`cedos lab run` ended with {}: {}",
+        said.status,
+        last.join("\n")
     );
     // The script's own output precedes it.
     let printed = String::from_utf8_lossy(&said.stdout);

@@ -8,6 +8,7 @@
 //!
 //! A table that is wider than a line is transposed and, if that does not help, split.
 
+use cedos_lab_scenario::TextTable;
 use serde_json::Value;
 
 /// The width of a line in columns.
@@ -127,15 +128,11 @@ fn cut(cells: &[Vec<String>]) -> Vec<Vec<Vec<String>>> {
 }
 
 fn aligned(cells: &[Vec<String>]) -> Vec<String> {
-    let widths = widths(cells);
-    let line = |row: &Vec<String>| {
-        let mut line = format!("{:w$}", row[0], w = widths[0]);
-        for (cell, width) in row.iter().zip(&widths).skip(1) {
-            line += &format!("{cell:>width$}");
-        }
-        line
-    };
-    cells.iter().map(line).collect()
+    let mut table = TextTable::new(&cells[0]);
+    for row in &cells[1..] {
+        table.row(row);
+    }
+    table.to_text().lines().map(str::to_owned).collect()
 }
 
 fn in_words(value: &Value) -> String {

@@ -16,7 +16,7 @@
 
 use std::fmt::Write as _;
 
-use super::emulated::{D2TP, Emulated};
+use super::emulated::{D2TP, StartedLabRun};
 use super::runner::Measured;
 use anyhow::Context;
 use cedos_lab_scenario::{Scenario, ScenarioFault};
@@ -67,7 +67,8 @@ pub(super) struct MobilitySegment {
     pub(super) cell_mbps: f64,
 }
 
-/// A repeatable random generator: equal seeds give equal walks.
+/// A repeatable random generator (xorshift64): equal seeds give equal walks.
+// Not rand_pcg: the figures in docs/results/M1.sim.json are of these walks.
 pub(super) struct WalkRng(pub(super) u64);
 
 impl WalkRng {
@@ -163,14 +164,14 @@ enum MobilityClient {
 }
 
 /// When a link is available for a client: from, until, the access point.
-type Presence = Vec<(f64, f64, usize)>;
+type LinkPeriods = Vec<(f64, f64, usize)>;
 
 /// The periods for which `uses` is true, joined if nothing changes between them.
 fn presence(
     course: &[MobilitySegment],
     uses: impl Fn(&MobilitySegment) -> Option<usize>,
-) -> Presence {
-    let mut out: Presence = Vec::new();
+) -> LinkPeriods {
+    let mut out: LinkPeriods = Vec::new();
     for stretch in course {
         let Some(point) = uses(stretch) else { continue };
         match out.last_mut() {
@@ -184,12 +185,12 @@ fn presence(
 }
 
 /// When the links are available for this client: Wi-Fi, cellular.
-fn links_of(who: MobilityClient, course: &[MobilitySegment]) -> (Presence, Presence) {
+fn links_of(who: MobilityClient, course: &[MobilitySegment]) -> (LinkPeriods, LinkPeriods) {
     let end = course.last().map_or(0.0, |s| s.until_s);
     let always = vec![(0.0, end, 0)];
     let covered = presence(course, |s| s.wifi.map(|(point, _)| point));
     let better = |s: &MobilitySegment| s.wifi.filter(|(_, rate)| *rate > s.cell_mbps);
-    let without = |cell: Presence| {
+    let without = |cell: LinkPeriods| {
         // The next link is available a moment before the other ends, and both overlap for the same
         // time.
         let lap = |(from, until, n): (f64, f64, usize)| {
@@ -215,8 +216,8 @@ fn links_of(who: MobilityClient, course: &[MobilitySegment]) -> (Presence, Prese
 }
 
 /// Joins periods that touch or overlap.
-fn join(spans: Presence) -> Presence {
-    let mut out: Presence = Vec::new();
+fn join(spans: LinkPeriods) -> LinkPeriods {
+    let mut out: LinkPeriods = Vec::new();
     for (from, until, n) in spans {
         match out.last_mut() {
             Some((_, last, _)) if from <= *last + 1e-6 => *last = last.max(until),
@@ -236,7 +237,7 @@ pub(super) fn scenario_of_all(course: &[MobilitySegment]) -> String {
     scenario_of(links_of(MobilityClient::Ours, course), course)
 }
 
-fn scenario_of((wifi, cell): (Presence, Presence), course: &[MobilitySegment]) -> String {
+fn scenario_of((wifi, cell): (LinkPeriods, LinkPeriods), course: &[MobilitySegment]) -> String {
     let end = course.last().map_or(1.0, |s| s.until_s);
     let wifi_rates = course
         .iter()
@@ -259,7 +260,7 @@ fn put_link(
     text: &mut String,
     (name, rtt_ms): (&str, f64),
     end_s: f64,
-    there: &Presence,
+    there: &LinkPeriods,
     rates: Vec<(f64, f64)>,
 ) {
     let up = there.first().is_some_and(|(from, ..)| *from == 0.0);
@@ -364,9 +365,9 @@ pub fn on_real_sockets() -> anyhow::Result<Measured> {
         .flat_map(|coverage| [WALKING, DRIVING].map(|movement| (movement, *coverage)))
         .collect();
     for some in all.chunks(AT_ONCE) {
-        let begun: Vec<Rides> = some
+        let begun: Vec<WalkRuns> = some
             .iter()
-            .map(|(movement, coverage)| Rides::begin(movement, *coverage))
+            .map(|(movement, coverage)| WalkRuns::begin(movement, *coverage))
             .collect::<anyhow::Result<_>>()?;
         for ((movement, coverage), rides) in some.iter().zip(begun) {
             let key = format!("coverage_{coverage}");
@@ -384,19 +385,19 @@ pub fn on_real_sockets() -> anyhow::Result<Measured> {
 }
 
 /// The runs of all clients over one walk, each in a separate lab, all at once.
-struct Rides {
+struct WalkRuns {
     course: Vec<MobilitySegment>,
-    ours: Emulated,
-    clairvoyant: Emulated,
-    beside: Vec<(&'static str, Emulated)>,
+    ours: StartedLabRun,
+    clairvoyant: StartedLabRun,
+    beside: Vec<(&'static str, StartedLabRun)>,
 }
 
-impl Rides {
-    fn begin(movement: &Movement, coverage: u32) -> anyhow::Result<Rides> {
+impl WalkRuns {
+    fn begin(movement: &Movement, coverage: u32) -> anyhow::Result<WalkRuns> {
         let course = movement.course(coverage, 0);
         let begin = |who, options: &[&str]| {
             let text = format!("origin = \"builtin\"\n{}", scenario(who, &course));
-            Emulated::begin(&text, options)
+            StartedLabRun::begin(&text, options)
         };
         let over = |who: &'static str| ["--over", who];
         let beside = [
@@ -405,7 +406,7 @@ impl Rides {
             ("tcp_wifi_first_mbps", over("tcp-first:wlan0,wwan0")),
             ("mptcp_mbps", over("mptcp")),
         ];
-        Ok(Rides {
+        Ok(WalkRuns {
             ours: begin(MobilityClient::Ours, D2TP)?,
             clairvoyant: begin(MobilityClient::Clairvoyant, D2TP)?,
             beside: beside
@@ -419,7 +420,7 @@ impl Rides {
     /// Our figures, and those for comparison.
     fn end(self) -> anyhow::Result<(Value, Value)> {
         let seconds = self.course.last().map_or(1.0, |s| s.until_s);
-        let mbps = |run: Emulated| {
+        let mbps = |run: StartedLabRun| {
             let report = run.report()?;
             let bytes = report.flows.first().map_or(0, |flow| flow.bytes);
             anyhow::Ok(bytes as f64 * 8e-6 / seconds)

@@ -17,7 +17,7 @@ mod emulated;
 mod energy;
 pub mod experiment;
 pub mod figures;
-mod holes;
+pub mod holes;
 pub mod mark;
 mod measured;
 mod mobility;

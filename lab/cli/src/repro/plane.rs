@@ -112,7 +112,7 @@ impl PlaneClient {
         })
     }
 
-    /// What the scenario says of energy: when the device's scheduler saves it, and on which supply.
+    /// The `[energy]` table of the scenario: when the device's scheduler saves energy, and on which supply.
     fn energy(self, (_, wifi, cell): (&str, &str, &str)) -> String {
         let (save, battery) = match self {
             PlaneClient::Ours => ("always", true),
@@ -348,11 +348,11 @@ fn run_all(jobs: &[PlaneRun]) -> anyhow::Result<Vec<Vec<PlanePoint>>> {
 /// The result of a strategy over all walks: bits per joule and per second, for all of them together
 /// and for each.
 #[derive(Clone, Debug)]
-struct Standing {
+struct StrategyResult {
     points: Vec<PlanePoint>,
 }
 
-impl Standing {
+impl StrategyResult {
     fn mbps(&self) -> f64 {
         let mbit: f64 = self.points.iter().map(|p| p.mbit).sum();
         mbit / SECONDS / self.points.len() as f64
@@ -378,7 +378,7 @@ impl Standing {
     }
 
     /// Our ratio to the other strategy, by joule and by second.
-    fn over(&self, other: &Standing) -> [f64; 2] {
+    fn over(&self, other: &StrategyResult) -> [f64; 2] {
         // A strategy that carries nothing is worse by any measure.
         let ratio = |ours: f64, theirs: f64| {
             if theirs > 0.0 {
@@ -401,7 +401,7 @@ impl Standing {
 pub fn simulate() -> anyhow::Result<Measured> {
     let jobs = jobs();
     let points = run_all(&jobs)?;
-    let standing = |place: PlaneRoute, who: PlaneClient, phone: usize| Standing {
+    let standing = |place: PlaneRoute, who: PlaneClient, phone: usize| StrategyResult {
         points: std::iter::zip(&jobs, &points)
             .filter(|(job, _)| {
                 (job.place.movement(), job.place.word()) == (place.movement(), place.word())
@@ -455,7 +455,7 @@ pub fn simulate() -> anyhow::Result<Measured> {
 }
 
 /// The figures of the paper's own claim: probing and picking beside each link alone, on the i997.
-fn claim(standing: &dyn Fn(PlaneRoute, PlaneClient, usize) -> Standing) -> Value {
+fn claim(standing: &dyn Fn(PlaneRoute, PlaneClient, usize) -> StrategyResult) -> Value {
     let by = |place: PlaneRoute, other: PlaneClient| {
         let probing = standing(place, PlaneClient::ProbeThenPick, 0);
         let [by_joule, by_second] = probing.over(&standing(place, other, 0));
@@ -516,8 +516,8 @@ pub fn charts(ours: &Value, baseline: &Value) -> Vec<Chart> {
 mod tests {
     use super::*;
 
-    fn standing(mbit: f64, joules: f64) -> Standing {
-        Standing {
+    fn standing(mbit: f64, joules: f64) -> StrategyResult {
+        StrategyResult {
             points: vec![PlanePoint { mbit, joules }],
         }
     }

@@ -4,7 +4,7 @@ use super::runner::Measured;
 use crate::verbs::foresee::{ROUND_TRIPS, figures};
 use cedos_lab_link::trace::Trace;
 use cedos_lab_sim::foresight::{HoleForecast, play};
-use cedos_lab_sim::route::{Route, TERRAINS, Terrain, to_csv};
+use cedos_lab_sim::route::{TERRAINS, Terrain, TransitRoute, to_csv};
 use serde_json::{Map, Value, json};
 
 /// The numbers of routes of each terrain, of trips on each route, and of holes on each.
@@ -37,7 +37,7 @@ pub fn simulate() -> anyhow::Result<Measured> {
 fn travel(terrain: Terrain) -> anyhow::Result<Vec<HoleForecast>> {
     let mut seen = Vec::new();
     for seed in 0..ROUTES {
-        let route = Route::draw(terrain, HOLES, seed);
+        let route = TransitRoute::draw(terrain, HOLES, seed);
         let mut trips = Vec::new();
         for trip in 0..TRIPS {
             // Through the format of recordings, like any other trace.

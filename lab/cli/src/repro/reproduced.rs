@@ -91,10 +91,16 @@ pub fn judge(row: &ResultRow, venue: RowVenue, measured: Measured) -> anyhow::Re
     let mut marks = measured.mark;
     let mut conditions = measured.conditions;
     if how.runner.is_some() {
-        // The runner adds marks that depend on its run.
-        let own = how.marks.iter().map(|mark| mark.text().to_owned());
-        marks = own.chain(marks).collect();
-        conditions = how.conditions.iter().cloned().chain(conditions).collect();
+        // The runner adds conditions that only it knows: which programs were missing.
+        let mut own = Vec::new();
+        for mark in &how.marks {
+            if mark.counts(&measured.ours)? {
+                own.push(mark.text().to_owned());
+            }
+        }
+        marks = own.into_iter().chain(marks).collect();
+        let own = experiment::sentences(&how.conditions, &measured.ours)?;
+        conditions = own.into_iter().chain(conditions).collect();
     }
     let holds = mark::holds(&marks, &measured.ours)?;
     Ok(Reproduced {

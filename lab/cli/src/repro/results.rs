@@ -85,7 +85,7 @@ docs/results` keeps a run, `cedos repro --table docs/results > docs/results.md` 
 *Verdict*: **reproduced** where every mark of the row holds, **better** where we are also beyond what the authors
 report, **not reproduced** where a mark does not hold, **contradicts** where the figures speak against the claim. *Where*:
 `sim` is virtual time around the real protocol code; `model` is a model without it; `lab` is real sockets between network
-namespaces. The figure shown is the one nearest to its mark.
+namespaces; `tunnel` is kernel TCP through the VPN there. The figure shown is the one nearest to its mark.
 ";
 
 /// The document of these results.

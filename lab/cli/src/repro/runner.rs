@@ -11,6 +11,9 @@ pub enum RowVenue {
     Sim,
     /// Real sockets between network namespaces.
     Lab,
+    /// Real sockets between network namespaces, by kernel TCP of a server and a program that know nothing of D2TP, through
+    /// `cedos vpn up --tcp packets`.
+    Tunnel,
 }
 
 impl RowVenue {
@@ -19,6 +22,7 @@ impl RowVenue {
         match self {
             RowVenue::Sim => "sim",
             RowVenue::Lab => "lab",
+            RowVenue::Tunnel => "tunnel",
         }
     }
 }
@@ -26,7 +30,7 @@ impl RowVenue {
 /// The measurements of a runner.
 #[derive(Debug)]
 pub struct Measured {
-    /// Our figures.
+    /// The figures that we measured.
     pub ours: Value,
     /// The figures for comparison; `null` if nothing was compared.
     pub baseline: Value,

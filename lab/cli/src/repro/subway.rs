@@ -16,6 +16,9 @@ use cedos_lab_scenario::{Scenario, ScenarioFault};
 use cedos_lab_sim::{ViewerConfig, ViewingReport};
 use cedos_terminal::print_stderr;
 use d2tp_sched::{RefillThresholds, SwitchDelay};
+use rand::SeedableRng as _;
+use rand::seq::SliceRandom as _;
+use rand_pcg::Pcg32;
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write as _};
@@ -47,32 +50,24 @@ const PAYLOAD_SHARE: f64 = 1_432.0 / 1_500.0;
 
 /// The stops at which Wi-Fi carries data, distributed over the trip by a seed.
 #[derive(Clone, Debug)]
-struct Trip {
+struct SubwayTrip {
     /// When Wi-Fi carries data: from, to, in seconds.
     carries: Vec<(f64, f64)>,
     ends_s: f64,
 }
 
-impl Trip {
+impl SubwayTrip {
     /// A trip with data at `live` of its stops.
-    fn new(live: usize, seed: u64) -> Trip {
+    fn new(live: usize, seed: u64) -> SubwayTrip {
         let mut stops: Vec<usize> = (0..STOPS).collect();
-        let mut state = seed;
-        // Fisher and Yates's shuffle, with a generator that is equal on all machines (Knuth's
-        // MMIX).
-        for n in (1..STOPS).rev() {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
-            stops.swap(n, (state >> 33) as usize % (n + 1));
-        }
+        stops.shuffle(&mut Pcg32::seed_from_u64(seed));
         let mut carrying = stops[..live].to_vec();
         carrying.sort_unstable();
         let carries = carrying.iter().map(|stop| {
             let leaves = *stop as f64 * (STAY_S + GAP_S) + STAY_S;
             (leaves - CARRIES_S, leaves)
         });
-        Trip {
+        SubwayTrip {
             carries: carries.collect(),
             ends_s: STOPS as f64 * STAY_S + (STOPS - 1) as f64 * GAP_S,
         }
@@ -167,7 +162,7 @@ pub fn simulate() -> anyhow::Result<Measured> {
 }
 
 fn watch(film: &Film) -> anyhow::Result<(Value, ViewingReport)> {
-    let trip = Trip::new(film.live, film.seed);
+    let trip = SubwayTrip::new(film.live, film.seed);
     let rate = film.kbps * 125;
     let bytes = (trip.ends_s * rate as f64) as u64;
     let text = format!(
@@ -243,13 +238,13 @@ const LAB_SPARE_S: f64 = 20.0;
 /// clock. // a guess
 const LATE_S: f64 = 1.0;
 
-/// On real sockets: ffmpeg reads the URL of `cedos play` at the film's rate.
+/// Measures the row on real sockets: ffmpeg reads the URL of `cedos play` at the film's rate.
 pub fn emulate() -> anyhow::Result<Measured> {
     let stay_s = STAY_S / LAB_SCALE;
     let gap_s = GAP_S / LAB_SCALE;
     let carries_s = CARRIES_S / LAB_SCALE;
     let leaves_s = LAB_LIVE as f64 * (stay_s + gap_s) + stay_s;
-    let trip = Trip {
+    let trip = SubwayTrip {
         carries: vec![(leaves_s - carries_s, leaves_s)],
         ends_s: LAB_STOPS as f64 * stay_s + (LAB_STOPS - 1) as f64 * gap_s,
     };
@@ -405,7 +400,7 @@ mod tests {
 
     #[test]
     fn the_optimum_pays_for_what_wifi_cannot_have_brought_in_time() {
-        let trip = Trip {
+        let trip = SubwayTrip {
             carries: vec![(100.0, 110.0)],
             ends_s: 200.0,
         };
@@ -422,10 +417,10 @@ mod tests {
 
     #[test]
     fn a_trip_has_as_many_live_stops_as_it_says() {
-        let trip = Trip::new(9, 1);
+        let trip = SubwayTrip::new(9, 1);
         let sum: f64 = trip.carries.iter().map(|(from, to)| to - from).sum();
         assert!((sum - 9.0 * CARRIES_S).abs() < 1e-6);
-        assert_ne!(trip.carries, Trip::new(9, 2).carries);
+        assert_ne!(trip.carries, SubwayTrip::new(9, 2).carries);
         assert!(trip.carries.iter().all(|(_, to)| *to <= trip.ends_s));
     }
 }

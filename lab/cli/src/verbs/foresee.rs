@@ -3,7 +3,7 @@
 use anyhow::{Context, bail};
 use cedos_lab_link::trace::{Trace, TraceRow};
 use cedos_lab_sim::foresight::{HoleForecast, best_constant_error, median, play};
-use cedos_lab_sim::route::{Route, TERRAINS, to_csv};
+use cedos_lab_sim::route::{TERRAINS, TransitRoute, to_csv};
 use cedos_terminal::print_stdout;
 use clap::Args;
 use d2tp_session::Span;
@@ -42,7 +42,7 @@ pub struct ForeseeArgs {
     /// How many holes and trips are made.
     #[arg(long, default_value_t = 25)]
     holes: usize,
-    /// See `--holes`.
+    /// The number of holes.
     #[arg(long, default_value_t = 10)]
     count: u64,
     /// Which route is made.
@@ -59,7 +59,7 @@ pub fn run(args: &ForeseeArgs) -> anyhow::Result<ExitCode> {
         let terrain = TERRAINS.into_iter().find(|known| known.name == terrain);
         let known = TERRAINS.map(|terrain| terrain.name).join(", ");
         let terrain = terrain.with_context(|| format!("terrains are {known}"))?;
-        let route = Route::draw(terrain, args.holes, args.seed);
+        let route = TransitRoute::draw(terrain, args.holes, args.seed);
         let made = std::fs::create_dir_all(folder);
         made.with_context(|| format!("cannot make {}", folder.display()))?;
         for trip in 0..args.count {

@@ -16,7 +16,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
 
-use crate::lab::client::{DeviceClient, LabClient};
+use crate::lab::client::{DeviceClient, INNER_NET, LabClient};
 use crate::lab::kill::{self, KillArgs};
 use crate::lab::offspring::ChildTracker;
 use crate::lab::over::{self, FetchArgs, KernelTransport};
@@ -115,7 +115,8 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
     let program = std::env::current_exe().context("cannot find this program's own path")?;
     // With a command the proxy is optional, because the command may not need it.
     let needs_proxy = !args.direct && matches!(args.over, None | Some(KernelTransport::MptcpProx));
-    let proxy = needs_proxy.then(|| start_prox(&world, &program, &folder));
+    let inner_net = (args.client == LabClient::Vpn).then_some(INNER_NET);
+    let proxy = needs_proxy.then(|| start_prox(&world, &program, &folder, inner_net));
     let mut prox = match proxy.transpose() {
         Ok(prox) => prox,
         Err(error) if !args.command.is_empty() => {
@@ -180,6 +181,8 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
         links: seen.links,
         switches: seen.switches,
         origin_requests_twice: world.web().and_then(|web| web.requests_twice()),
+        sessions_taken_over: prox.as_ref().and_then(LabProx::sessions_taken_over),
+        packets_to_payload: None,
         podcasts: heard,
         expectations: Vec::new(),
     };

@@ -1,11 +1,13 @@
-//! `cedos repro [ID] [--where sim|lab] [--json] [--plot FILE]`: the papers' results compared with ours.
+//! `cedos repro [ID] [--where sim|lab|tunnel] [--json] [--plot FILE]`: the papers' results compared with ours.
 //! `cedos repro --file FILE`: a new or changed row.
 //! `cedos repro --all [--json] [--into FOLDER]`: every row; `cedos repro --table FOLDER`: docs/results.md of kept results.
 //! `cedos repro C10 [--delays S,…] [--patience S] [--only CELL]`: some of its cells; `cedos repro C11 --only PART`.
+//! `cedos repro E1 --where tunnel [--seconds S] [--sessions N] [--only CASE]`: shorter and fewer sessions.
 
 use crate::repro::applications::{self, CellSelection};
 use crate::repro::experiment::row_file::ResultRow;
 use crate::repro::experiment::source_files::SourceFiles;
+use crate::repro::holes::{self, TunnelHoles};
 use crate::repro::reproduced::{self, Reproduced};
 use crate::repro::results::{self, KeptResult};
 use crate::repro::{figures, plot, rows, runner::RowVenue, runners, unmodified};
@@ -36,7 +38,7 @@ pub struct ReproArgs {
     /// Print docs/results.md of what was kept in this folder; with --json, the object that --all would print.
     #[arg(long, value_name = "FOLDER")]
     table: Option<PathBuf>,
-    /// Where to run it: in virtual time, or on real sockets. The first place the row has, if not given.
+    /// Where to run it: in virtual time, on real sockets, or there with kernel TCP through a VPN. The first place the row has, if not given.
     #[arg(long = "where", value_name = "PLACE")]
     place: Option<RowVenue>,
     /// Print JSON: one object for a row or for all of them, one per line for the list.
@@ -51,8 +53,14 @@ pub struct ReproArgs {
     /// C10: how long a program may say nothing once the network is back, in seconds [default: 150]
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=DELAY_S_MAX))]
     patience: Option<u32>,
+    /// E1 in the tunnel: the length of a session, in seconds [default: 240]
+    #[arg(long, value_name = "S")]
+    seconds: Option<u64>,
+    /// E1 in the tunnel: sessions of each case [default: 3]
+    #[arg(long, value_name = "N")]
+    sessions: Option<u64>,
     /// C10: only these cells: curl, curl/down, curl/down/off; C11: only these parts: caught, served, shown,
-    /// keys, beside; repeatable
+    /// keys, beside; E1 in the tunnel: only these cases: even_5, even_15, …; repeatable
     #[arg(long, value_name = "CELL")]
     only: Vec<String>,
 }
@@ -76,6 +84,17 @@ impl ReproArgs {
                 self.delays.clone()
             },
             patience_s: self.patience.unwrap_or(patience_s),
+            only: self.only.clone(),
+        })
+    }
+
+    /// The requested part of E1 in the tunnel, if a part is requested.
+    fn tunnel_holes(&self) -> Option<TunnelHoles> {
+        let whole = TunnelHoles::default();
+        let asks = self.seconds.is_some() || self.sessions.is_some() || !self.only.is_empty();
+        asks.then(|| TunnelHoles {
+            session_s: self.seconds.unwrap_or(whole.session_s),
+            courses: self.sessions.unwrap_or(whole.courses),
             only: self.only.clone(),
         })
     }
@@ -118,17 +137,7 @@ pub fn run(args: &ReproArgs) -> anyhow::Result<ExitCode> {
             .and_then(|file| file.parent())
             .map(Path::to_owned),
     };
-    let parts = row.id == "C11" && args.delays.is_empty() && args.patience.is_none();
-    let reproduced = match args.cells() {
-        Some(cells) if parts && place == RowVenue::Lab => {
-            reproduced::judge(row, place, unmodified::run(&cells.only)?)?
-        }
-        Some(_) if row.id != "C10" || place != RowVenue::Lab => {
-            bail!("--delays, --patience and --only are of C10 in the lab, --only also of C11");
-        }
-        Some(cells) => reproduced::judge(row, place, applications::run(&cells)?)?,
-        None => reproduced::run(row, place, &files)?,
-    };
+    let reproduced = reproduce(args, row, place, &files)?;
     if let Some(file) = &args.plot {
         let picture = plot::picture(&reproduced::charts(row, &reproduced)?);
         std::fs::write(file, picture)
@@ -147,6 +156,35 @@ pub fn run(args: &ReproArgs) -> anyhow::Result<ExitCode> {
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// Runs a row, or the part of it that was requested.
+fn reproduce(
+    args: &ReproArgs,
+    row: &ResultRow,
+    place: RowVenue,
+    files: &SourceFiles,
+) -> anyhow::Result<Reproduced> {
+    let of_cells = !args.delays.is_empty() || args.patience.is_some();
+    if row.id == "E1" && place == RowVenue::Tunnel && !of_cells {
+        return match args.tunnel_holes() {
+            Some(part) => reproduced::judge(row, place, holes::tunnelled(&part)?),
+            None => reproduced::run(row, place, files),
+        };
+    }
+    if args.seconds.is_some() || args.sessions.is_some() {
+        bail!("--seconds and --sessions are of E1 in the tunnel");
+    }
+    match args.cells() {
+        Some(cells) if row.id == "C11" && place == RowVenue::Lab && !of_cells => {
+            reproduced::judge(row, place, unmodified::run(&cells.only)?)
+        }
+        Some(_) if row.id != "C10" || place != RowVenue::Lab => bail!(
+            "--delays, --patience and --only are of C10 in the lab, --only also of C11, and of E1 in the tunnel"
+        ),
+        Some(cells) => reproduced::judge(row, place, applications::run(&cells)?),
+        None => reproduced::run(row, place, files),
+    }
 }
 
 fn row_of(file: &Path) -> anyhow::Result<ResultRow> {

@@ -5,6 +5,7 @@ use crate::repro::plot::{self, Chart, Series};
 use anyhow::{Context, anyhow, bail};
 use cedos_lab_link::Span;
 use cedos_lab_link::trace::Trace;
+use cedos_lab_scenario::TextTable;
 use cedos_lab_sim::score::altered;
 use cedos_lab_sim::score::course::{self, JobDirection, LinkCourse};
 use cedos_lab_sim::score::jobs::{self, JobMix, MIXES, ScoreJob};
@@ -65,7 +66,7 @@ pub struct ScoreArgs {
     uploads: bool,
     /// Change the traces first.
     #[arg(long, value_name = "HOW")]
-    altered: Option<Altered>,
+    altered: Option<TraceChange>,
     /// Draw sizes, promise each a time at 90 %, and count how many finish by then.
     #[arg(long, conflicts_with_all = ["jobs", "policies", "dump_optimum", "plot"])]
     promises: bool,
@@ -85,7 +86,7 @@ pub struct ScoreArgs {
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum Altered {
+enum TraceChange {
     /// Reversed in time.
     Reversed,
     /// Free links shifted in time by half the length of the trace.
@@ -195,12 +196,12 @@ fn recorded(args: &ScoreArgs) -> anyhow::Result<Vec<(String, Vec<LinkCourse>)>> 
         let (next, others) = &all[(n + 1) % all.len()];
         match args.altered {
             None => (name.clone(), courses.clone()),
-            Some(Altered::Reversed) => {
+            Some(TraceChange::Reversed) => {
                 let reversed = courses.iter().map(altered::reversed).collect();
                 (format!("{name}~reversed"), reversed)
             }
-            Some(Altered::Apart) => (format!("{name}~apart"), altered::apart(courses)),
-            Some(Altered::Recombined) => (
+            Some(TraceChange::Apart) => (format!("{name}~apart"), altered::apart(courses)),
+            Some(TraceChange::Recombined) => (
                 format!("{name}+{next}"),
                 altered::recombined(courses, others),
             ),
@@ -297,15 +298,15 @@ fn calibration(
         print_stdout(&serde_json::to_string(&bins)?);
         return Ok(ExitCode::SUCCESS);
     }
-    print_stdout("forecast   jobs   on time");
+    let mut table = TextTable::new(["forecast", "jobs", "on time"]);
     for bin in bins.iter().filter(|bin| bin.forecasts > 0) {
-        print_stdout(&format!(
-            "{:6.1} %  {:5}  {:6.1} %",
-            100.0 * bin.forecast(),
-            bin.forecasts,
-            100.0 * bin.share()
-        ));
+        table.row([
+            format!("{:.1} %", 100.0 * bin.forecast()),
+            bin.forecasts.to_string(),
+            format!("{:.1} %", 100.0 * bin.share()),
+        ]);
     }
+    print_stdout(&table.to_text());
     Ok(ExitCode::SUCCESS)
 }
 
@@ -353,53 +354,59 @@ fn solution(case: &ScoreCase) -> Value {
 }
 
 fn print_rows(rows: &[ScoreRow]) {
-    print_stdout(&format!(
-        "{:36} {:>4} {:18} {:>7} {:>14} {:>14} {:>14} {:>14} {:>9}",
-        "trace", "seed", "policy", "met", "bytes", "metered", "late", "optimum", "avoidable"
-    ));
+    let mut table = TextTable::with_notes([
+        "trace",
+        "seed",
+        "policy",
+        "met",
+        "bytes",
+        "metered",
+        "late",
+        "optimum",
+        "avoidable",
+        "",
+    ]);
     for row in rows {
-        let optimum = row
-            .optimum_metered_bytes
-            .map_or("none".to_owned(), |n| n.to_string());
-        let avoidable = row.avoidable_share.map_or(String::new(), percent);
-        print_stdout(&format!(
-            "{:36} {:>4} {:18} {:>2} of {:<2} {:>13} {:>14} {:>14} {:>14} {:>9}{}",
-            row.trace,
-            row.seed,
-            row.policy,
-            row.met,
-            row.jobs,
-            row.bytes,
-            row.metered_bytes,
-            row.late_bytes,
-            optimum,
-            avoidable,
-            if row.feasible == 0 {
-                "  not judged"
-            } else {
-                ""
-            }
-        ));
+        let optimum = row.optimum_metered_bytes.map(|bytes| bytes.to_string());
+        let is_judged = row.feasible > 0;
+        table.row([
+            row.trace.clone(),
+            row.seed.to_string(),
+            row.policy.clone(),
+            format!("{} of {}", row.met, row.jobs),
+            row.bytes.to_string(),
+            row.metered_bytes.to_string(),
+            row.late_bytes.to_string(),
+            optimum.unwrap_or_else(|| "none".to_owned()),
+            row.avoidable_share.map_or_else(String::new, percent),
+            if is_judged { "" } else { "not judged" }.to_owned(),
+        ]);
     }
+    print_stdout(&table.to_text());
 }
 
 fn print_figures(figures: &[ScoreFigures]) {
-    print_stdout(&format!(
-        "\n{:18} {:>5} {:>5} {:>8} {:>10} {:>8} {:>10}",
-        "policy", "sets", "jobs", "missed", "avoidable", "95th", "offloaded"
-    ));
+    let mut table = TextTable::new([
+        "policy",
+        "sets",
+        "jobs",
+        "missed",
+        "avoidable",
+        "95th",
+        "offloaded",
+    ]);
     for row in figures {
-        print_stdout(&format!(
-            "{:18} {:>5} {:>5} {:>8} {:>10} {:>8} {:>10}",
-            row.policy,
-            row.sets,
-            row.jobs,
+        table.row([
+            row.policy.clone(),
+            row.sets.to_string(),
+            row.jobs.to_string(),
             percent(row.missed),
             percent(row.avoidable_mean),
             percent(row.avoidable_p95),
-            percent(row.offloaded)
-        ));
+            percent(row.offloaded),
+        ]);
     }
+    print_stdout(&format!("\n{}", table.to_text()));
 }
 
 fn percent(share: f64) -> String {

@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use cedos_lab_link::{LinkDirection, PushOutcome, TcpPassage, Time};
 use d2tp_session::StreamPathId;
 
-use super::{Access, PROXY_PORT, Reach, SimNetwork, SimPacket, headers_bytes};
+use super::{Access, NatPassage, PROXY_PORT, SimNetwork, SimPacket, headers_bytes};
 use crate::stream_paths::StreamRole;
 use crate::tcp::{DATA_HEADER_BYTES, ModelSegment};
 
@@ -216,8 +216,8 @@ impl Access {
     /// The device's address of a connection, as the proxy sees it.
     fn tcp_seen_from(&mut self, device: SocketAddr) -> SocketAddr {
         match self.way {
-            Reach::Own => device,
-            Reach::Nat(outer) | Reach::Nat64(outer) => {
+            NatPassage::Own => device,
+            NatPassage::Nat(outer) | NatPassage::Nat64(outer) => {
                 SocketAddr::from((outer, self.tcp_nat.outbound(device)))
             }
         }
@@ -226,8 +226,8 @@ impl Access {
     /// The device's own address of a connection that the proxy sees from this one.
     fn inside(&self, seen: SocketAddr) -> Option<SocketAddr> {
         let device = match self.way {
-            Reach::Own => seen,
-            Reach::Nat(outer) | Reach::Nat64(outer) => {
+            NatPassage::Own => seen,
+            NatPassage::Nat(outer) | NatPassage::Nat64(outer) => {
                 let is_ours = seen.ip() == outer;
                 is_ours
                     .then(|| self.tcp_nat.inbound(seen.port()))

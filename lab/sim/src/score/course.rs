@@ -37,9 +37,9 @@ pub struct LinkCourse {
 /// The direction of the jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobDirection {
-    /// To the device.
+    /// Downloads: bytes to the device.
     Down,
-    /// From the device.
+    /// Uploads: bytes from the device.
     Up,
 }
 

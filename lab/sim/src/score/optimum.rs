@@ -37,7 +37,7 @@ pub struct JobShare {
 pub struct Optimum {
     /// The least metered bytes.
     pub metered_bytes: f64,
-    /// One solution with that result.
+    /// A schedule that carries the least metered bytes.
     pub parts: Vec<JobShare>,
 }
 

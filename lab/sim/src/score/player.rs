@@ -31,14 +31,14 @@ pub struct PlaybackResult {
     /// The bytes that were missing at deadlines.
     pub late_bytes: f64,
     /// The result of each job.
-    pub of_job: Vec<OfJob>,
+    pub of_job: Vec<JobResult>,
     /// The number of decisions.
     pub decisions: u64,
 }
 
 /// The result of one job.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct OfJob {
+pub struct JobResult {
     /// The bytes of the job that each link carried.
     pub carried: Vec<f64>,
     /// When the job was complete; `None` if it never was.
@@ -52,7 +52,7 @@ pub struct OfJob {
     last: Option<usize>,
 }
 
-impl OfJob {
+impl JobResult {
     fn bytes(&self) -> f64 {
         self.carried.iter().sum()
     }
@@ -76,7 +76,7 @@ impl OfJob {
 
 /// The state of an open job.
 #[derive(Debug, Clone, Copy)]
-struct Open {
+struct OpenJob {
     job: usize,
     left: f64,
 }
@@ -176,7 +176,7 @@ struct PlaybackTable<'a> {
     jobs: &'a [ScoreJob],
     now: Time,
     /// Open jobs, in order of arrival.
-    open: Vec<Open>,
+    open: Vec<OpenJob>,
     /// Jobs that have not arrived yet, the latest first.
     coming: Vec<usize>,
     /// How many of the last jobs arrived since the last decision.
@@ -209,9 +209,9 @@ impl<'a> PlaybackTable<'a> {
                 carried: vec![0.0; courses.len()],
                 late_bytes: 0.0,
                 of_job: vec![
-                    OfJob {
+                    JobResult {
                         carried: vec![0.0; courses.len()],
-                        ..OfJob::default()
+                        ..JobResult::default()
                     };
                     jobs.len()
                 ],
@@ -244,7 +244,7 @@ impl<'a> PlaybackTable<'a> {
         self.played.late_bytes += late;
         while let Some(job) = self.coming.pop_if(|n| jobs[*n].arrival <= now) {
             let left = jobs[job].bytes as f64;
-            self.open.push(Open { job, left });
+            self.open.push(OpenJob { job, left });
             self.arrived += 1;
             changed = true;
         }
@@ -275,14 +275,14 @@ impl<'a> PlaybackTable<'a> {
     }
 
     fn flows(&self, demand_of: &dyn Fn(usize, FlowDemand) -> FlowDemand) -> Vec<ScheduledFlow> {
-        let need = |open: &Open| FlowDemand {
+        let need = |open: &OpenJob| FlowDemand {
             remaining_bytes: Some(open.left.ceil() as u64),
             left: Some(self.jobs[open.job].due().since(self.now).into()),
             policy: CostPolicy::FreeFirst,
             if_late: DeadlineFallback::Cell,
             metered_bytes_left: None,
         };
-        let flow = |open: &Open| {
+        let flow = |open: &OpenJob| {
             let (need, whole) = (demand_of(open.job, need(open)), self.jobs[open.job].bytes);
             let came = whole - (open.left.ceil() as u64).min(whole);
             ScheduledFlow {

@@ -7,10 +7,10 @@ use super::messages::{MessageKind, StreamMessageReader, packets};
 use super::packet_queue::StreamPacketQueue;
 use crate::tcp::{TcpConnection, TcpEnd};
 
-/// How long it may take until the WebSocket is accepted. // edge/stream
+/// The maximum time until the WebSocket is accepted. // edge/stream
 const CONNECT_MAX: Span = Span::from_secs(10);
 
-/// Who has this end of a stream.
+/// The host at one end of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum StreamRole {
     Device,
@@ -21,7 +21,7 @@ pub(crate) enum StreamRole {
 
 /// How far the set-up has come: what this end waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Setup {
+enum StreamSetup {
     Connection,
     Hello,
     Certificate,
@@ -49,7 +49,7 @@ pub(crate) struct StreamHalf {
     pub(crate) tcp: TcpConnection,
     pub(crate) queue: StreamPacketQueue,
     role: StreamRole,
-    waits_for: Setup,
+    waits_for: StreamSetup,
     reader: StreamMessageReader,
     began_at: Time,
     /// Whether the program has given up the stream.
@@ -62,9 +62,12 @@ impl StreamHalf {
         let (tcp, waits_for) = match role {
             StreamRole::Device => (
                 TcpConnection::connect(now, segment_bytes),
-                Setup::Connection,
+                StreamSetup::Connection,
             ),
-            _ => (TcpConnection::accept(now, segment_bytes), Setup::Hello),
+            _ => (
+                TcpConnection::accept(now, segment_bytes),
+                StreamSetup::Hello,
+            ),
         };
         StreamHalf {
             tcp,
@@ -91,7 +94,7 @@ impl StreamHalf {
     /// When the end has to run if nothing arrives. Without its program, only TCP does.
     pub(crate) fn next_timeout(&self, program_runs: bool) -> Option<Time> {
         let opens = program_runs && !self.closed && self.role == StreamRole::Device;
-        let opens = opens && self.waits_for != Setup::Nothing;
+        let opens = opens && self.waits_for != StreamSetup::Nothing;
         let given_up = opens.then_some(self.began_at + CONNECT_MAX);
         self.tcp.next_timeout().into_iter().chain(given_up).min()
     }
@@ -102,9 +105,9 @@ impl StreamHalf {
         if self.closed {
             return events;
         }
-        if self.waits_for == Setup::Connection && self.tcp.is_open() {
+        if self.waits_for == StreamSetup::Connection && self.tcp.is_open() {
             self.say(MessageKind::Hello);
-            self.waits_for = Setup::Certificate;
+            self.waits_for = StreamSetup::Certificate;
         }
         let read = self.tcp.read(now);
         self.reader.push(&read);
@@ -117,11 +120,11 @@ impl StreamHalf {
             self.on_end(&mut events);
         }
         let overdue = self.role == StreamRole::Device && now >= self.began_at + CONNECT_MAX;
-        if !self.closed && overdue && self.waits_for != Setup::Nothing {
+        if !self.closed && overdue && self.waits_for != StreamSetup::Nothing {
             events.push(StreamEvent::Failed(StreamFailure::Unreachable));
             self.close();
         }
-        if !self.closed && self.waits_for == Setup::Nothing {
+        if !self.closed && self.waits_for == StreamSetup::Nothing {
             self.queue.write(now, &mut self.tcp);
             if self.queue.is_finished() {
                 self.close();
@@ -138,32 +141,32 @@ impl StreamHalf {
 
     fn on_message(&mut self, kind: MessageKind, content: &[u8], events: &mut Vec<StreamEvent>) {
         match (self.waits_for, kind) {
-            (Setup::Hello, MessageKind::Hello) => {
+            (StreamSetup::Hello, MessageKind::Hello) => {
                 self.say(MessageKind::Certificate);
-                self.waits_for = Setup::Request;
+                self.waits_for = StreamSetup::Request;
             }
-            (Setup::Certificate, MessageKind::Certificate) => {
+            (StreamSetup::Certificate, MessageKind::Certificate) => {
                 self.say(MessageKind::Request);
-                self.waits_for = Setup::Answer;
+                self.waits_for = StreamSetup::Answer;
             }
-            (Setup::Request, MessageKind::Request) if self.role == StreamRole::Proxy => {
+            (StreamSetup::Request, MessageKind::Request) if self.role == StreamRole::Proxy => {
                 self.say(MessageKind::Accepted);
-                self.waits_for = Setup::Nothing;
+                self.waits_for = StreamSetup::Nothing;
             }
-            (Setup::Request, MessageKind::Request) => {
+            (StreamSetup::Request, MessageKind::Request) => {
                 self.say(MessageKind::Page);
                 self.close();
             }
-            (Setup::Answer, MessageKind::Accepted) => {
-                self.waits_for = Setup::Nothing;
+            (StreamSetup::Answer, MessageKind::Accepted) => {
+                self.waits_for = StreamSetup::Nothing;
                 events.push(StreamEvent::Opened);
             }
-            (Setup::Answer, _) => {
+            (StreamSetup::Answer, _) => {
                 // R-STREAM-7
                 events.push(StreamEvent::Failed(StreamFailure::Foreign));
                 self.close();
             }
-            (Setup::Nothing, MessageKind::Packets) => {
+            (StreamSetup::Nothing, MessageKind::Packets) => {
                 events.push(StreamEvent::Packets(packets(content)));
             }
             (waits_for, kind) => unreachable!("{kind:?} for {waits_for:?}"),
@@ -173,7 +176,7 @@ impl StreamHalf {
     fn on_end(&mut self, events: &mut Vec<StreamEvent>) {
         let end = self.tcp.end();
         events.push(match (self.role, self.waits_for) {
-            (StreamRole::Device, Setup::Nothing) => StreamEvent::Ended,
+            (StreamRole::Device, StreamSetup::Nothing) => StreamEvent::Ended,
             (StreamRole::Device, _) => StreamEvent::Failed(match end {
                 Some(TcpEnd::Refused) => StreamFailure::Refused,
                 Some(TcpEnd::TimedOut) => StreamFailure::Unreachable,

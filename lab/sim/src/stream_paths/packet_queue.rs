@@ -36,7 +36,7 @@ struct PacketRun {
 
 /// A batch that is being written.
 #[derive(Debug)]
-struct Writing {
+struct WritingBatch {
     messages: VecDeque<Vec<u8>>,
     bytes: u64,
     began_at: Time,
@@ -46,7 +46,7 @@ struct Writing {
 #[derive(Debug)]
 pub(crate) struct StreamPacketQueue {
     batches: VecDeque<PacketRun>,
-    writing: Option<Writing>,
+    writing: Option<WritingBatch>,
     /// Bytes that wait or are being written.
     bytes: u64,
     batch: u64,
@@ -136,7 +136,7 @@ impl StreamPacketQueue {
             let Some(run) = self.batches.pop_front() else {
                 return;
             };
-            self.writing = Some(Writing {
+            self.writing = Some(WritingBatch {
                 messages: packet_messages(&run.bytes, run.stride).collect(),
                 bytes: run.bytes.len() as u64,
                 began_at: now,

@@ -14,7 +14,7 @@ use crate::tcp::ModelSegment;
 pub(crate) struct StreamPlace {
     pub(crate) half: StreamHalf,
     pub(crate) role: StreamRole,
-    /// The link over which it goes.
+    /// The link over which the stream goes.
     pub(crate) link: usize,
     /// The device's address: its own, or for the proxy that behind its NAT.
     pub(crate) device: SocketAddr,

@@ -7,7 +7,9 @@
 //!             │   └─ position    where the player is            episode_page
 //!             ├─ queue           deadlines in their order       queue_page
 //!             ├─ search          titles; subscribing            channels
-//!             └─ settings        OPML in and out                subscription_list
+//!             ├─ settings        folder, search, sync, apps     settings_page
+//!             │   └─ OPML        in and out                     subscription_list
+//!             └─ log             what downloads came to         settings_page
 //! ```
 //!
 //! Titles and notes are other people's: titles are escaped by the templates, notes were sanitised when the feed was
@@ -20,6 +22,7 @@ mod episode_page;
 mod episode_row;
 mod library_access;
 mod queue_page;
+mod settings_page;
 mod subscription_list;
 
 use axum::Router;
@@ -57,7 +60,16 @@ pub(super) fn routes() -> Router<PageContext> {
         .route("/podcasts/episode/{id}/audio", get(audio::audio))
         .route("/podcasts/queue", get(queue_page::page))
         .route("/podcasts/queue/updates", get(queue_page::updates))
-        .route("/podcasts/settings", get(subscription_list::page))
+        .route(
+            "/podcasts/settings",
+            get(settings_page::page).post(settings_page::change),
+        )
+        .route("/podcasts/log", get(settings_page::log))
+        .route("/podcasts/log.json", get(settings_page::export_log))
+        .route(
+            "/podcasts/anonymous-log.json",
+            get(settings_page::export_anonymous_log),
+        )
         .route("/podcasts/opml", import)
         .route(
             "/podcasts/subscriptions.opml",

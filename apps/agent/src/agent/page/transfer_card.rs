@@ -29,14 +29,14 @@ pub(super) struct TransferCard {
     /// The state in a word, as in the JSON object.
     pub(super) state: String,
     pub(super) state_text: &'static str,
-    /// Where it comes from, or goes.
+    /// Where the transfer comes from, or goes.
     pub(super) route: String,
     pub(super) percent: Option<u8>,
     /// Sizes, the rate, and metered data.
     pub(super) figures: Option<String>,
     /// The deadline, and how likely it is met.
     pub(super) deadline: Option<String>,
-    /// Why it waits, or how it failed, and what would end that.
+    /// Why the transfer waits, or how it failed, and what would end that.
     pub(super) why: Option<String>,
     /// What a person can do about a transfer that is not the agent's.
     pub(super) elsewhere: Option<String>,

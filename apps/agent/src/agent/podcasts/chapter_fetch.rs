@@ -1,54 +1,33 @@
-//! Chapters of episodes whose feed names a file of them (`podcast:chapters`, in JSON). The agent fetches it once and
-//! keeps what it needs of it beside the library, so that the chapters are there without a network.
-//!
-//! ```text
-//!  download whole, or page opened ─▶ GET by a permitted link ─▶ titles, times, links ─▶ chapters/DIGEST.json
-//! ```
+//! Chapters of episodes whose feed names a file of them (`podcast:chapters`, in JSON): titles, times and links.
 //!
 //! Pictures of chapters are not fetched: the page shows nothing that is not on this device.
 
-use std::io;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
 
-use cedos_readycast::{ChannelId, Episode, EpisodeId, refused_enclosure};
+use cedos_readycast::Episode;
 use cedos_text::escape_controls;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
-use tokio::time::Instant;
 use url::Url;
 
-use super::super::state::{Agent, lock};
-use super::feed_fetch::{FeedFault, FeedFetch};
-use super::service::library_folder;
-use crate::fetch::jobs;
+use super::super::state::Agent;
+use super::episode_documents::DocumentKind;
 
-/// Most bytes of a file of chapters.
+/// The maximum number of bytes of a file of chapters.
 const CHAPTER_FILE_BYTES_MAX: usize = 1 << 20; // a guess: 200 chapters are 40 kB
 
-/// Most chapters of an episode.
+/// The maximum number of chapters of an episode.
 pub(in super::super) const CHAPTERS_MAX: usize = 200; // a guess
 
-/// Most bytes of a chapter's title.
+/// The maximum number of bytes of a chapter's title.
 const CHAPTER_TITLE_BYTES_MAX: usize = 300; // a guess
 
-/// Most seconds at which a chapter begins: four days.
+/// The latest start of a chapter, in seconds: four days.
 const CHAPTER_START_S_MAX: f64 = 4.0 * 24.0 * 3_600.0; // a guess
-
-/// Files of chapters that are kept; the oldest is removed for another.
-const KEPT_FILES_MAX: usize = 1_000; // a guess: 20 MB at most, as they were seen
-
-/// How long a file that could not be fetched is left alone.
-const CHAPTERS_RETRY: Duration = Duration::from_secs(10 * 60); // a guess
-
-/// Files of chapters that are remembered as asked for.
-const ASKED_MAX: usize = 1_000;
 
 /// A part of an episode.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(in super::super) struct EpisodeChapter {
-    /// Where it begins.
+    /// The start of the chapter, in seconds.
     pub(in super::super) start_s: f64,
     /// Title, never empty.
     pub(in super::super) title: String,
@@ -69,7 +48,8 @@ struct ListedChapter {
     #[serde(default)]
     title: String,
     url: Option<String>,
-    /// Whether it is in the table of contents; those that are not only change the picture.
+    /// Whether the chapter is in the table of contents; chapters that are not only change the
+    /// picture.
     toc: Option<bool>,
 }
 
@@ -100,41 +80,12 @@ fn title_of(text: &str) -> Option<String> {
     (!title.is_empty()).then_some(title)
 }
 
-fn chapters_folder() -> Option<PathBuf> {
-    Some(library_folder().ok()?.join("chapters"))
-}
-
-/// The file of what is known of the chapters at an address.
-fn kept_file(folder: &Path, url: &Url) -> PathBuf {
-    let digest = Sha256::digest(url.as_str());
-    folder.join(format!("{}.json", hex::encode(&digest[..16])))
-}
-
-fn keep(folder: &Path, url: &Url, chapters: &[EpisodeChapter]) -> io::Result<()> {
-    std::fs::create_dir_all(folder)?;
-    remove_oldest(folder)?;
-    jobs::replace(&kept_file(folder, url), &chapters)
-}
-
-/// Makes room for another file.
-fn remove_oldest(folder: &Path) -> io::Result<()> {
-    let mut files: Vec<(SystemTime, PathBuf)> = std::fs::read_dir(folder)?
-        .flatten()
-        .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
-        .collect();
-    files.sort();
-    let surplus = (files.len() + 1).saturating_sub(KEPT_FILES_MAX);
-    for (_, file) in &files[..surplus] {
-        std::fs::remove_file(file)?;
-    }
-    Ok(())
-}
-
-/// The chapters at an address that were fetched earlier; none if they were not.
-fn kept_chapters(folder: &Path, url: &Url) -> Option<Vec<EpisodeChapter>> {
-    let bytes = std::fs::read(kept_file(folder, url)).ok()?;
-    serde_json::from_slice(&bytes).ok()
-}
+/// Files of chapters.
+const CHAPTERS: DocumentKind<Vec<EpisodeChapter>> = DocumentKind {
+    name: "chapters",
+    bytes_max: CHAPTER_FILE_BYTES_MAX,
+    parse: parse_chapters,
+};
 
 impl Agent {
     /// The chapters that the feed of an episode names. Those that are not on this device are fetched, and are here the
@@ -143,71 +94,13 @@ impl Agent {
         self: &Arc<Agent>,
         episode: &Episode,
     ) -> Vec<EpisodeChapter> {
-        let (Some(url), Some(folder)) = (&episode.chapters, chapters_folder()) else {
+        let Some(url) = &episode.chapters else {
             return Vec::new();
         };
-        if let Some(chapters) = kept_chapters(&folder, url) {
-            return chapters;
-        }
-        if self.may_ask_for_chapters(url) {
-            let (agent, url) = (self.clone(), url.clone());
-            let (id, channel) = (episode.summary.id, episode.summary.channel);
-            tokio::task::spawn_local(async move { agent.fetch_chapters(id, channel, url).await });
-        }
-        Vec::new()
-    }
-
-    /// Whether a file of chapters was not asked for a short while ago; it is noted as asked for.
-    fn may_ask_for_chapters(&self, url: &Url) -> bool {
-        let now = Instant::now();
-        let mut asked = lock(&self.podcasts.chapters_asked);
-        asked.retain(|_, at| now.duration_since(*at) < CHAPTERS_RETRY);
-        if asked.contains_key(url) || asked.len() >= ASKED_MAX {
-            return false;
-        }
-        asked.insert(url.clone(), now);
-        true
-    }
-
-    async fn fetch_chapters(&self, episode: EpisodeId, channel: ChannelId, url: Url) {
-        let known = self.podcasts.with(move |library| library.channel(channel));
-        let Ok(Some(channel)) = known.await else {
-            return;
-        };
-        if let Some(why) = refused_enclosure(&url, &channel.summary.url) {
-            tracing::info!(why, "chapters are not fetched");
-            return;
-        }
-        let source = self
-            .podcasts
-            .with(move |library| library.episode_source(episode));
-        let source = source.await.ok().flatten();
-        let local_host = source.and_then(|source| source.local_host);
-        let ask = FeedFetch::of(url.clone(), CHAPTER_FILE_BYTES_MAX).with_local_host(local_host);
-        let answer = match self.fetch_document(&ask).await {
-            Ok(answer) => answer,
-            Err(FeedFault::NoNetwork) => {
-                // It is asked for again when the page is opened again.
-                lock(&self.podcasts.chapters_asked).remove(&url);
-                return;
-            }
-            Err(FeedFault::Failed(why)) => {
-                tracing::info!(why, "chapters are not fetched");
-                return;
-            }
-        };
-        let chapters = match answer.status {
-            http::StatusCode::OK => parse_chapters(&answer.body),
-            _ => None,
-        };
-        let (Some(chapters), Some(folder)) = (chapters, chapters_folder()) else {
-            tracing::info!(%url, status = %answer.status, "this is no file of chapters");
-            return;
-        };
-        let kept = tokio::task::spawn_blocking(move || keep(&folder, &url, &chapters)).await;
-        if let Ok(Err(error)) = kept {
-            tracing::warn!(%error, "cannot keep the chapters of an episode");
-        }
+        CHAPTERS.kept(url).unwrap_or_else(|| {
+            self.fetch_document_of(episode, url, &CHAPTERS);
+            Vec::new()
+        })
     }
 }
 
@@ -257,29 +150,6 @@ mod tests {
         assert_eq!(
             parse_chapters(many.as_bytes()).expect("chapters").len(),
             CHAPTERS_MAX
-        );
-    }
-
-    #[test]
-    fn the_oldest_file_makes_room_for_another() {
-        let folder = tempfile::tempdir().expect("a directory");
-        for n in 0..KEPT_FILES_MAX {
-            std::fs::write(folder.path().join(format!("{n}.json")), b"[]").expect("written");
-        }
-        let url: Url = "https://a.example/chapters.json"
-            .parse()
-            .expect("an address");
-        let chapters = [EpisodeChapter {
-            start_s: 1.5,
-            title: "One".to_owned(),
-            link: None,
-        }];
-        keep(folder.path(), &url, &chapters).expect("kept");
-        let files = std::fs::read_dir(folder.path()).expect("a folder").count();
-        assert_eq!(files, KEPT_FILES_MAX);
-        assert_eq!(
-            kept_chapters(folder.path(), &url).as_deref(),
-            Some(&chapters[..])
         );
     }
 }

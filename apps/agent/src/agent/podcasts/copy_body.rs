@@ -27,7 +27,7 @@ const PIECE_BYTES: u64 = 256 * 1024; // a guess
 /// How often a download that goes on is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(500); // a guess: more becomes durable every two seconds
 
-/// How often it is asked whether a download that brings nothing is still wanted.
+/// The interval at which a download that brings nothing is checked for whether it is still wanted.
 const ASK_EVERY: Duration = Duration::from_secs(2); // a guess
 
 /// Where the bytes are.
@@ -75,7 +75,7 @@ pub(super) struct CopyBody {
     _counted: ConnectionCount,
 }
 
-/// What is done next.
+/// The next step of an answer that is made from the copy on disk.
 enum CopyStep {
     /// There are bytes to send.
     Bytes(Vec<u8>),

@@ -28,7 +28,7 @@ const SEARCH_URL: &str = "https://itunes.apple.com/search";
 /// The setting of the user's key for Podcast Index.
 const KEY_SETTING: &str = "podcasts.index_key";
 
-/// The setting of the file with the secret of that key.
+/// The setting of the file with the secret of the directory's key.
 const SECRET_SETTING: &str = "podcasts.index_secret_file";
 
 /// The setting of the address of Podcast Index.
@@ -37,13 +37,13 @@ const INDEX_SETTING: &str = "podcasts.index_url";
 /// Podcast Index if the setting names no other.
 const INDEX_URL: &str = "https://api.podcastindex.org/api/1.0/search/byterm";
 
-/// Most bytes of a secret.
+/// The maximum number of bytes of a secret.
 const SECRET_BYTES_MAX: u64 = 256; // a guess: Podcast Index gives 40
 
-/// Most podcasts that a search returns.
+/// The maximum number of podcasts that a search returns.
 const FOUND_MAX: usize = 25;
 
-/// Most bytes of a directory's answer.
+/// The maximum number of bytes of a directory's answer.
 const ANSWER_BYTES_MAX: usize = 4 << 20; // a guess: 25 entries are 60 kB
 
 /// A podcast that a directory knows.
@@ -51,13 +51,13 @@ const ANSWER_BYTES_MAX: usize = 4 << 20; // a guess: 25 entries are 60 kB
 pub(in super::super) struct FoundPodcast {
     /// Title of the podcast, never empty.
     pub(in super::super) title: String,
-    /// Who makes it; may be empty.
+    /// The podcast's author; may be empty.
     pub(in super::super) author: String,
     /// Address of its feed.
     pub(in super::super) url: Url,
-    /// Its language, as its feed says it; none if the directory does not tell.
+    /// The podcast's language, as its feed says it; `None` if the directory does not tell.
     pub(in super::super) language: Option<String>,
-    /// Its episodes, as the directory counts them.
+    /// The number of episodes, as the directory counts them.
     pub(in super::super) episodes: Option<u32>,
 }
 

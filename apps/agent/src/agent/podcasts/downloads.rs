@@ -7,6 +7,7 @@
 //! The library knows the file before the queue has the transfer, so an agent that is killed in between finds both
 //! again by the file, and takes up the transfer instead of beginning another.
 
+use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,8 +15,8 @@ use std::time::Duration;
 
 use cedos_readycast::{
     ActiveDownload, ChannelId, DownloadOutcome, DownloadSchedule, Episode, EpisodeId,
-    EpisodeSource, EpisodeState, EpisodeSummary, Library, LoggedNetwork, PlannedDownload,
-    TransferLogEntry, TransferRecord,
+    EpisodeSource, EpisodeState, EpisodeSummary, Library, LibraryError, LoggedNetwork,
+    TransferLogEntry, TransferRecord, UnwantedFile,
 };
 use d2tp_links::Link;
 use d2tp_sched::CostPolicy;
@@ -26,8 +27,8 @@ use tokio::sync::broadcast::error::RecvError;
 use super::super::api::TermsChange;
 use super::super::queue::TransferIntent;
 use super::super::state::{Agent, lock};
+use super::episode_folder::{NewEpisodesFolder, episode_file, file_system_of, mount_of};
 use super::transfer_record::{LoggedLink, RunningRecord};
-use crate::fetch::filename;
 use crate::fetch::forget::forget;
 use crate::fetch::local_hosts::LocalHosts;
 use crate::fetch::outcome::{TransferExit, TransferFailure};
@@ -40,11 +41,14 @@ const DOWNLOADS_MAX: usize = 50; // a guess: a week of many channels
 /// How long a download may take to stop before its part is left behind.
 const STOP_MAX: Duration = Duration::from_secs(10); // a guess: a sync on a slow disk
 
+/// The time until the folder of episodes is looked for again.
+const FOLDER_LOOK_EVERY: Duration = Duration::from_secs(60); // a guess: a person who mounted a disk waits for it
+
+/// How long a disk may take to say whether a file is there, while somebody waits for an answer.
+pub(in super::super) const DISK_ANSWERS_WITHIN: Duration = Duration::from_secs(2); // a guess: a disk that starts to turn takes longer
+
 /// Bytes of a file that are looked at to recognise a web page.
 const BEGINNING_BYTES: u64 = 1024;
-
-/// The setting of the folder of episodes.
-const DIRECTORY_SETTING: &str = "podcasts.directory";
 
 impl Agent {
     /// Notes an event of a transfer. Returns whether it is the end of an episode's download.
@@ -141,11 +145,12 @@ impl Agent {
             match transfer["standing"].as_str() {
                 Some("done") => {
                     self.finish(&download, job, &transfer, true).await?;
-                    // Chapters are to be here without a network, too.
+                    // Chapters and transcript are to be here without a network, too.
                     let id = download.episode;
                     let found = self.podcasts.with(move |library| library.episode(id));
                     if let Some(episode) = found.await? {
                         self.listed_chapters(&episode);
+                        self.has_transcript(&episode);
                     }
                 }
                 Some("failed" | "cancelled") => {
@@ -156,21 +161,6 @@ impl Agent {
             }
         }
         Ok(())
-    }
-
-    /// Notes which episodes somebody removed the files of. A folder that is not there may be on a disk that is not
-    /// mounted: its episodes stay as they are.
-    pub(super) async fn note_missing_files(&self) -> Result<(), TransferFailure> {
-        let noted = self.podcasts.with(|library| {
-            for (episode, file) in library.ready_files()? {
-                let has_folder = file.parent().is_some_and(Path::exists);
-                if has_folder && !file.exists() {
-                    library.note_removed(episode)?;
-                }
-            }
-            Ok(())
-        });
-        noted.await
     }
 
     /// The transfer that an agent queued just before it was killed, by its file: the newest, unless it is one of an
@@ -250,11 +240,21 @@ impl Agent {
         });
         let plan = plan.await?;
         for unwanted in plan.remove {
-            if remove(&unwanted.file) {
-                let episode = unwanted.episode;
+            let episode = unwanted.episode;
+            let removed = tokio::task::spawn_blocking(move || remove_unwanted(&unwanted));
+            if removed.await.unwrap_or(false) {
                 let noted = self
                     .podcasts
                     .with(move |library| library.note_removed(episode));
+                noted.await?;
+            }
+        }
+        for unwanted in plan.discard {
+            if discard_part(&unwanted.file).await {
+                let episode = unwanted.episode;
+                let noted = self
+                    .podcasts
+                    .with(move |library| library.note_discarded(episode));
                 noted.await?;
             }
         }
@@ -262,21 +262,43 @@ impl Agent {
             return Ok(plan.next_retry_at);
         }
         let active = self.podcasts.with(Library::active_downloads).await?;
-        let mut taken: Vec<PathBuf> = active.iter().map(|d| d.file.clone()).collect();
         let room = DOWNLOADS_MAX.saturating_sub(active.len());
+        let folder = match self.new_episodes_folder().await? {
+            NewEpisodesFolder::Ready(folder) => Ok(folder),
+            NewEpisodesFolder::Unknown(reason) => Err(reason),
+            NewEpisodesFolder::Absent(reason) => {
+                for planned in plan.start.into_iter().take(room) {
+                    let reason = reason.clone();
+                    let noted = self
+                        .podcasts
+                        .with(move |library| library.note_waiting(planned.episode, &reason));
+                    noted.await?;
+                }
+                let again = Timestamp::now() + FOLDER_LOOK_EVERY;
+                return Ok(plan.next_retry_at.into_iter().chain([again]).min());
+            }
+        };
+        let known = self.podcasts.with(Library::known_files).await?;
+        let known = known.into_iter().map(|(episode, file)| (file, episode));
+        let mut taken: Arc<BTreeMap<PathBuf, EpisodeId>> = Arc::new(known.collect());
         for planned in plan.start.into_iter().take(room) {
-            let file = match episode_file(&planned, &taken) {
+            let file = match &folder {
+                Ok(folder) => episode_file(&planned, folder.clone(), taken.clone()).await,
+                Err(reason) => Err(reason.clone()),
+            };
+            let file = match file {
                 Ok(file) => file,
                 Err(reason) => {
                     self.fail(planned.episode, reason, false).await?;
                     continue;
                 }
             };
-            taken.push(file.clone());
+            Arc::make_mut(&mut taken).insert(file.clone(), planned.episode);
             let (episode, deadline, begun) = (planned.episode, planned.deadline, file.clone());
-            let noted = self
-                .podcasts
-                .with(move |library| library.begin_download(episode, &begun, deadline));
+            let chosen = planned.source.chosen.clone();
+            let noted = self.podcasts.with(move |library| {
+                library.begin_download_from(episode, &begun, deadline, chosen.as_ref())
+            });
             noted.await?;
             let order = DownloadOrder {
                 source: &planned.source,
@@ -356,9 +378,9 @@ impl Agent {
         let episode = download.episode;
         let now = Timestamp::now();
         let is_refused = matches!(outcome, DownloadOutcome::Failed { .. }) && is_refusal(last);
-        let begun = entry.started_at;
+        let (begun, file) = (entry.started_at, download.file.clone());
         let noted = self.podcasts.with(move |library| {
-            library.finish_download(episode, &outcome, now)?;
+            finish_file(library, episode, &file, &outcome, now)?;
             if is_refused {
                 library.refresh_for_episode(episode, begun, now)?;
             }
@@ -412,10 +434,10 @@ impl Agent {
             lock(&self.podcasts.records).remove(&job);
         }
         let outcome = whole(&download.file, Some(found.len()), None);
-        let (episode, now) = (download.episode, Timestamp::now());
+        let (episode, file, now) = (download.episode, download.file.clone(), Timestamp::now());
         let noted = self
             .podcasts
-            .with(move |library| library.finish_download(episode, &outcome, now));
+            .with(move |library| finish_file(library, episode, &file, &outcome, now));
         noted.await
     }
 
@@ -507,10 +529,14 @@ impl Agent {
     }
 }
 
-/// Removes what came of a file that is not wanted any longer.
-async fn discard_part(file: &Path) {
-    if let Err(failure) = forget(file, "", None).await {
-        tracing::warn!(error = failure.text, "cannot remove the part of an episode");
+/// Removes what came of a file that is not wanted any longer; returns whether it is gone.
+pub(super) async fn discard_part(file: &Path) -> bool {
+    match forget(file, "", None).await {
+        Ok(_) => true,
+        Err(failure) => {
+            tracing::warn!(error = failure.text, "cannot remove the part of an episode");
+            false
+        }
     }
 }
 
@@ -602,6 +628,31 @@ fn is_web_page(file: &Path) -> bool {
         .any(|tag| text.starts_with(tag))
 }
 
+/// Notes how a download ended, and the disk that the file is on.
+fn finish_file(
+    library: &Library,
+    episode: EpisodeId,
+    file: &Path,
+    outcome: &DownloadOutcome,
+    now: Timestamp,
+) -> Result<(), LibraryError> {
+    library.finish_download(episode, outcome, now)?;
+    if let (DownloadOutcome::Whole { .. }, Ok(file_system)) = (outcome, file_system_of(file)) {
+        library.note_file_system(episode, file, &file_system)?;
+    }
+    Ok(())
+}
+
+/// Removes a file that is not wanted any longer; returns whether it is gone. One on a disk that is not mounted is not.
+fn remove_unwanted(unwanted: &UnwantedFile) -> bool {
+    let is_there = || !matches!(unwanted.file.try_exists(), Ok(false));
+    let is_of_this_disk = || {
+        let here = mount_of(&unwanted.file).map(|mount| mount.file_system).ok();
+        unwanted.file_system.is_none() || unwanted.file_system == here
+    };
+    (is_there() || is_of_this_disk()) && remove(&unwanted.file)
+}
+
 /// Removes a file; returns whether it is gone.
 pub(super) fn remove(file: &Path) -> bool {
     match std::fs::remove_file(file) {
@@ -614,82 +665,10 @@ pub(super) fn remove(file: &Path) -> bool {
     }
 }
 
-/// The folder of all episodes: the setting, else `Podcasts` in the user's folder of music, else in the home.
-///
-/// # Errors
-/// The user has no home; in a sentence.
-pub(super) fn episodes_folder() -> Result<PathBuf, String> {
-    let settings = UserSettings::load(None).map_err(|error| error.to_string())?;
-    if let Some(folder) = settings.path(DIRECTORY_SETTING) {
-        return match folder.is_absolute() {
-            true => Ok(folder),
-            false => Err(format!(
-                "the setting {DIRECTORY_SETTING} does not begin at the root: {}",
-                folder.display()
-            )),
-        };
-    }
-    let home = std::env::var_os("HOME").map(PathBuf::from);
-    let home = home.filter(|home| home.is_absolute()).ok_or_else(|| {
-        format!("there is no place for episodes: set HOME, or {DIRECTORY_SETTING} in the settings")
-    })?;
-    Ok(music_folder(&home).unwrap_or(home).join("Podcasts"))
-}
-
-/// The folder of music that the desktop knows (xdg-user-dirs).
-fn music_folder(home: &Path) -> Option<PathBuf> {
-    let file = crate::settings::config_directory()
-        .ok()?
-        .join("user-dirs.dirs");
-    let text = std::fs::read_to_string(file).ok()?;
-    let line = text
-        .lines()
-        .find_map(|line| line.trim().strip_prefix("XDG_MUSIC_DIR="))?;
-    let path = line.trim().trim_matches('"');
-    let path = match path.strip_prefix("$HOME/") {
-        Some(rest) => home.join(rest),
-        None => PathBuf::from(path),
-    };
-    (path.is_absolute() && path.is_dir()).then_some(path)
-}
-
-/// The file of an episode, which nothing else has; its folder is made.
-fn episode_file(planned: &PlannedDownload, taken: &[PathBuf]) -> Result<PathBuf, String> {
-    let channel = filename::from_title(&planned.channel_title);
-    let folder = episodes_folder()?.join(channel);
-    std::fs::create_dir_all(&folder)
-        .map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
-    let day = planned.published.strftime("%Y-%m-%d");
-    let title = filename::from_title(&planned.title);
-    let name = format!("{day} {title}.{}", ending(planned));
-    let file = folder.join(name);
-    let is_taken = |path: &Path| path.exists() || taken.iter().any(|taken| taken == path);
-    Ok(filename::free_path(&file, is_taken).unwrap_or(file))
-}
-
-/// The ending of an episode's file: that of its URL if it is one of audio or video, else by the media type.
-fn ending(planned: &PlannedDownload) -> &'static str {
-    const KNOWN: [&str; 12] = [
-        "mp3", "m4a", "m4b", "aac", "ogg", "oga", "opus", "flac", "wav", "mp4", "m4v", "webm",
-    ];
-    let name = filename::from_url(&planned.source.url).to_lowercase();
-    let by_url = name.rsplit_once('.').map(|(_, ending)| ending);
-    if let Some(known) = KNOWN.into_iter().find(|known| by_url == Some(known)) {
-        return known;
-    }
-    match planned.media_type.as_deref().unwrap_or_default() {
-        "audio/mp4" | "audio/x-m4a" => "m4a",
-        "audio/ogg" => "ogg",
-        "audio/opus" => "opus",
-        "audio/flac" => "flac",
-        "audio/wav" | "audio/x-wav" => "wav",
-        "video/mp4" => "mp4",
-        "video/webm" => "webm",
-        _ => "mp3",
-    }
-}
-
-/// The episode's file if it is whole and there.
-pub(super) fn ready_file(episode: &Episode) -> Option<PathBuf> {
-    episode.file.clone().filter(|file| file.exists())
+/// The episode's file if it is whole and there. On a disk that does not answer it is not.
+pub(super) async fn ready_file(episode: &Episode) -> Option<PathBuf> {
+    let file = episode.file.clone()?;
+    let looking = tokio::task::spawn_blocking(move || file.exists().then_some(file));
+    let found = tokio::time::timeout(DISK_ANSWERS_WITHIN, looking).await;
+    found.ok()?.ok()?
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use cedos_http::{ByteRanges, RangeDecision};
-use cedos_readycast::{Episode, EpisodeState, GivenCopy, LibraryError};
+use cedos_readycast::{Episode, EpisodeState, LibraryError, ServedCopyVersion};
 use futures_util::stream;
 use http::header::{
     ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, IF_RANGE, RANGE,
@@ -32,7 +32,7 @@ use crate::fetch::partial_reader::PartialReader;
 /// How long a request waits for the first bytes: less than the least patient app waits.
 pub(in super::super) const FIRST_BYTES_WITHIN: Duration = Duration::from_secs(7); // Media3 gives up after 8 s
 
-/// How often it is looked whether first bytes are there.
+/// The interval at which a copy is checked for its first bytes.
 pub(in super::super) const FIRST_BYTES_LOOK_EVERY: Duration = Duration::from_millis(250); // a guess
 
 /// Whether an episode that is not on this device is to be, as far as the library knows.
@@ -195,14 +195,17 @@ impl EpisodeCopy {
 }
 
 /// A download as far as it has come; and, if it is given to an app or a player, the note of what they have.
-fn growing_copy(file: &Path, is_given: bool) -> Option<(EpisodeCopy, Option<GivenCopy>)> {
+fn growing_copy(file: &Path, is_given: bool) -> Option<(EpisodeCopy, Option<ServedCopyVersion>)> {
     let (reader, note) = PartialReader::open(file)?;
     let edition = reader.edition().to_owned();
-    let given = note.sha256.filter(|_| is_given).map(|sha256| GivenCopy {
-        edition: edition.clone(),
-        bytes: note.durable_bytes,
-        sha256,
-    });
+    let given = note
+        .sha256
+        .filter(|_| is_given)
+        .map(|sha256| ServedCopyVersion {
+            edition: edition.clone(),
+            bytes: note.durable_bytes,
+            sha256,
+        });
     let copy = EpisodeCopy {
         tag: Some(edition),
         length: note.length,
@@ -216,8 +219,8 @@ fn growing_copy(file: &Path, is_given: bool) -> Option<(EpisodeCopy, Option<Give
 fn whole_copy(
     file: &Path,
     sha256: Option<String>,
-    given: Option<GivenCopy>,
-) -> Option<(EpisodeCopy, Option<GivenCopy>)> {
+    given: Option<ServedCopyVersion>,
+) -> Option<(EpisodeCopy, Option<ServedCopyVersion>)> {
     let opened = std::fs::File::open(file).ok()?;
     let length = opened.metadata().ok()?.len();
     let mut checked = None;
@@ -226,7 +229,7 @@ fn whole_copy(
             if begins_with(&opened, given.bytes)? != given.sha256 {
                 return None;
             }
-            checked = sha256.clone().map(|sha256| GivenCopy {
+            checked = sha256.clone().map(|sha256| ServedCopyVersion {
                 edition: given.edition.clone(),
                 bytes: length,
                 sha256,
@@ -259,7 +262,12 @@ fn begins_with(file: &std::fs::File, bytes: u64) -> Option<String> {
 
 /// A media type that a browser plays and never shows as a page.
 pub(in super::super) fn media_type(episode: &Episode) -> HeaderValue {
-    let named = episode.media_type.as_deref().filter(|media_type| {
+    let chosen = episode.chosen.as_ref();
+    let media_type = match chosen {
+        Some(chosen) => chosen.media_type.as_deref(),
+        None => episode.media_type.as_deref(),
+    };
+    let named = media_type.filter(|media_type| {
         let lower = media_type.to_ascii_lowercase();
         lower.starts_with("audio/") || lower.starts_with("video/")
     });
@@ -281,7 +289,7 @@ mod tests {
         let file = folder.path().join("a");
         std::fs::write(&file, b"0123456789").expect("written");
         let given = |bytes: &[u8]| {
-            Some(GivenCopy {
+            Some(ServedCopyVersion {
                 edition: "edition".to_owned(),
                 bytes: bytes.len() as u64,
                 sha256: sha256(bytes),

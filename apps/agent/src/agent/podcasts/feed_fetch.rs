@@ -37,7 +37,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(30); // a guess, as for the he
 /// How long a body may take: an origin that sends a byte now and then holds one of few places.
 const BODY_WITHIN: Duration = Duration::from_secs(10 * 60); // a guess: 50 MB over a slow network
 
-/// What is asked for.
+/// A request for a feed, with the validators of the copy that is known.
 pub(super) struct FeedFetch {
     pub(super) url: Url,
     pub(super) etag: Option<String>,
@@ -48,7 +48,7 @@ pub(super) struct FeedFetch {
     pub(super) fields: Vec<(&'static str, String)>,
     /// The host of a local network that the request may lead to.
     pub(super) local_host: Option<String>,
-    /// Most bytes of the body.
+    /// The maximum number of bytes of the body.
     pub(super) bytes_max: usize,
 }
 

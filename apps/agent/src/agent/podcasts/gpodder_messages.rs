@@ -15,7 +15,7 @@ use jiff::tz::TimeZone;
 use serde_json::{Map, Value, json};
 use url::Url;
 
-/// Most bytes of an address.
+/// The maximum number of bytes of an address.
 pub(super) const ADDRESS_BYTES_MAX: usize = 4_096; // a guess: signed addresses have a kilobyte
 
 /// Longest position or length in seconds that is believed.

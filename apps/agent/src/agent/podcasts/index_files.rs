@@ -10,7 +10,7 @@ use super::super::state::Agent;
 use super::service::library_folder;
 use crate::fetch::outcome::TransferFailure;
 
-/// Most bytes of an unpacked database.
+/// The maximum number of bytes of an unpacked database.
 const DATABASE_BYTES_MAX: u64 = 64 << 30; // a guess: Podcast Index has 5 GB
 
 /// The first bytes of a file that gzip compressed (RFC 1952 §2.3.1).

@@ -40,7 +40,7 @@ pub enum PodcastRequest {
     Show {
         /// Number, address or words of the title.
         channel: String,
-        /// Most episodes.
+        /// The maximum number of episodes in the answer.
         #[serde(default = "shown")]
         limit: u32,
     },
@@ -48,7 +48,7 @@ pub enum PodcastRequest {
     Queue,
     /// Shows an episode, with its file or address.
     Episode {
-        /// Its number.
+        /// The episode's number.
         episode: EpisodeId,
     },
     /// Returns what a player is to play: the file of an episode, or what its stream is ordered with.
@@ -66,12 +66,15 @@ pub enum PodcastRequest {
         /// How many of the newest episodes are kept.
         #[serde(default)]
         keep: Option<u32>,
-        /// Most bytes of the channel's files.
+        /// The maximum number of bytes of the channel's files.
         #[serde(default)]
         keep_bytes: Option<u64>,
         /// The policy of downloads; `default` is the device's own.
         #[serde(default)]
         policy: Option<String>,
+        /// Which of an episode's files is downloaded: `original`, `audio` or `smallest`.
+        #[serde(default)]
+        file: Option<String>,
     },
     /// Subscribes to all feeds of a list.
     Import {
@@ -97,7 +100,7 @@ pub enum PodcastRequest {
         /// The server to set up, with user and password; none for the one that is set up.
         #[serde(default)]
         url: Option<Url>,
-        /// Whether it may end many subscriptions at once.
+        /// Whether the exchange may end many subscriptions at once.
         #[serde(default)]
         accept_removals: bool,
     },
@@ -127,16 +130,16 @@ pub enum PodcastRequest {
     },
     /// Marks an episode as played, or as not played.
     Played {
-        /// Its number.
+        /// The episode's number.
         episode: EpisodeId,
-        /// Whether it was played.
+        /// Whether the episode was played.
         played: bool,
     },
     /// Asks for an episode, whatever its channel's rule says.
     Download {
-        /// Its number.
+        /// The episode's number.
         episode: EpisodeId,
-        /// By when; none for no deadline.
+        /// The deadline; `None` if there is none.
         #[serde(default)]
         by: Option<Timestamp>,
         /// The policy; none for the channel's.

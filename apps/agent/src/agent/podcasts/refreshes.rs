@@ -159,7 +159,7 @@ impl Agent {
     }
 }
 
-/// What is asked of the origin of a feed.
+/// The request for the feed that is to be refreshed.
 fn fetch_of(request: RefreshRequest) -> FeedFetch {
     FeedFetch {
         url: request.url,

@@ -9,10 +9,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cedos_readycast::{
-    Channel, ChannelId, ChannelSummary, DelayProposal, DownloadSchedule, Episode, EpisodeDeadline,
-    EpisodeId, EpisodeQuery, EpisodeState, EpisodeSummary, FEED_BYTES_MAX, FeedError, Library,
-    LibraryError, PROPOSAL_PLAYS_MAX, RefreshReport, TransferLogPage, feed_links_of_page,
-    parse_feed, propose_delay, read_opml, write_opml,
+    Channel, ChannelId, ChannelSummary, DelayProposal, DownloadSchedule, EnclosureChoice, Episode,
+    EpisodeDeadline, EpisodeId, EpisodeQuery, EpisodeState, EpisodeSummary, FEED_BYTES_MAX,
+    FeedError, Library, LibraryError, PROPOSAL_PLAYS_MAX, RefreshReport, TransferLogPage,
+    feed_links_of_page, parse_feed, propose_delay, read_opml, write_opml,
 };
 use d2tp_sched::CostPolicy;
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -23,7 +23,7 @@ use url::Url;
 
 use super::super::api::ok_response;
 use super::super::state::Agent;
-use super::downloads::{ready_file, remove};
+use super::downloads::{discard_part, ready_file, remove};
 use super::feed_fetch::{FeedAnswer, FeedFault, FeedFetch, named_host};
 use super::podcast_request::PodcastRequest;
 use super::refreshes::{outcome_of, status_text};
@@ -32,13 +32,13 @@ use super::sync::SyncCause;
 use crate::fetch::local_hosts::LocalHosts;
 use crate::fetch::outcome::TransferFailure;
 
-/// Most bytes of an imported list of subscriptions.
+/// The maximum number of bytes of an imported list of subscriptions.
 const OPML_BYTES_MAX: u64 = 16 << 20; // a guess: 10,000 feeds are 3 MB
 
 /// Bytes after which a part of the log ends: with the longest entry it is less than a line of the agent's socket.
 const LOG_PAGE_BYTES: usize = 256 << 10;
 
-/// Most episodes that a request shows.
+/// The maximum number of episodes that a request shows.
 const SHOWN_MAX: u32 = 1_000;
 
 /// Feeds of a refresh of all that wait for their turn at the same time, so that one feed alone waits for few of them.
@@ -276,13 +276,14 @@ impl Agent {
     /// Changes the rule of a channel; what is none stays.
     ///
     /// # Errors
-    /// The schedule or the policy is none, in words.
+    /// The schedule, the policy or the choice of files is none, in words.
     pub(in super::super) async fn change_podcast_rule(
         self: &Arc<Agent>,
         channel: ChannelId,
         schedule: Option<&str>,
         keep: (Option<u32>, Option<u64>),
         changed_policy: Option<&str>,
+        enclosure: Option<&str>,
     ) -> Result<ChannelSummary, TransferFailure> {
         let service = &self.podcasts;
         let mut rule = service.channel(channel).await?.summary.rule;
@@ -299,6 +300,11 @@ impl Agent {
             Some("default") => rule.policy = None,
             Some(text) => rule.policy = Some(policy(text)?),
             None => {}
+        }
+        if let Some(text) = enclosure {
+            rule.enclosure = text
+                .parse::<EnclosureChoice>()
+                .map_err(TransferFailure::usage)?;
         }
         service
             .with(move |library| library.set_channel_rule(channel, &rule))
@@ -325,7 +331,7 @@ impl Agent {
         let service = &self.podcasts;
         let found = service.episode(episode).await?;
         let channel = found.summary.channel;
-        if found.summary.state == EpisodeState::Ready && ready_file(&found).is_none() {
+        if found.summary.state == EpisodeState::Ready && ready_file(&found).await.is_none() {
             service
                 .with(move |library| library.note_removed(episode))
                 .await?;
@@ -365,17 +371,20 @@ impl Agent {
                 }
             }
             let mut files = Vec::new();
-            for (episode, file) in library.ready_files()? {
-                if is_its(episode)? {
-                    files.push(file);
+            for ready in library.ready_files()? {
+                if is_its(ready.episode)? {
+                    files.push(ready.file);
                 }
             }
-            Ok((running, files))
+            Ok((running, files, library.failed_files(channel)?))
         });
-        let (running, files) = known.await?;
+        let (running, files, failed) = known.await?;
         // The library forgets it last: an agent that is killed before knows what is left to be removed.
         for download in running {
             self.discard_download(&download).await;
+        }
+        for file in failed {
+            discard_part(&file).await;
         }
         let is_removed = |file: &&PathBuf| file.exists() && remove(file);
         let mut removed = files.iter().filter(is_removed).count();
@@ -395,11 +404,11 @@ impl Agent {
         value
     }
 
-    fn whole_episode_json(&self, episode: &Episode) -> Value {
+    async fn whole_episode_json(&self, episode: &Episode) -> Value {
         let mut value = serde_json::to_value(episode).unwrap_or_default();
         if let Some(fields) = value.as_object_mut() {
             fields.insert("summary".into(), self.episode_json(&episode.summary));
-            fields.insert("file".into(), json!(ready_file(episode)));
+            fields.insert("file".into(), json!(ready_file(episode).await));
         }
         value
     }
@@ -408,7 +417,7 @@ impl Agent {
     async fn played_from(&self, id: EpisodeId) -> Result<Value, TransferFailure> {
         let service = &self.podcasts;
         let episode = service.episode(id).await?;
-        if let Some(file) = ready_file(&episode) {
+        if let Some(file) = ready_file(&episode).await {
             return Ok(json!({"file": file}));
         }
         let source = service.with(move |library| library.episode_source(id));
@@ -457,6 +466,9 @@ impl Agent {
         let service = &self.podcasts;
         // Who only looks leaves no library behind.
         let is_empty = !service.exists();
+        if !is_empty {
+            self.look_for_missing_files();
+        }
         Ok(ok_response(match request {
             PodcastRequest::Add { url } => json!(self.add_podcast(&url).await?),
             PodcastRequest::Search { words, offline } => {
@@ -499,7 +511,7 @@ impl Agent {
             }
             PodcastRequest::Episode { episode } => {
                 let episode = service.episode(episode).await?;
-                json!({"episode": self.whole_episode_json(&episode)})
+                json!({"episode": self.whole_episode_json(&episode).await})
             }
             PodcastRequest::Play { episode } => self.played_from(episode).await?,
             PodcastRequest::Rule {
@@ -508,6 +520,7 @@ impl Agent {
                 keep,
                 keep_bytes,
                 policy,
+                file,
             } => {
                 let id = service.named(&channel).await?.id;
                 let changed = self.change_podcast_rule(
@@ -515,6 +528,7 @@ impl Agent {
                     schedule.as_deref(),
                     (keep, keep_bytes),
                     policy.as_deref(),
+                    file.as_deref(),
                 );
                 let summary = changed.await?;
                 let next = summary
@@ -572,7 +586,7 @@ impl Agent {
             }
             PodcastRequest::Played { episode, played } => {
                 let episode = service.mark_played(episode, played).await?;
-                json!({"episode": self.whole_episode_json(&episode)})
+                json!({"episode": self.whole_episode_json(&episode).await})
             }
             PodcastRequest::Download {
                 episode,
@@ -580,7 +594,7 @@ impl Agent {
                 policy,
             } => {
                 let episode = self.ask_for_episode(episode, by, policy.as_deref()).await?;
-                json!({"episode": self.whole_episode_json(&episode)})
+                json!({"episode": self.whole_episode_json(&episode).await})
             }
         }))
     }

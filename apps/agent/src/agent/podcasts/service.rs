@@ -19,6 +19,13 @@ use crate::stream::stream_transport::StreamTransport;
 /// Feeds that are fetched at the same time.
 pub(super) const REFRESHES_MAX: usize = 4;
 
+/// Whether files of episodes are being looked for, and when that began last.
+#[derive(Debug, Default)]
+pub(super) struct FilesLook {
+    pub(super) is_running: bool,
+    pub(super) begun_at: Option<Instant>,
+}
+
 /// The agent's podcasts: the library, and what the task of [`run`](PodcastService::run) works on.
 pub(in super::super) struct PodcastService {
     pub(super) library: OnceLock<Library>,
@@ -40,16 +47,18 @@ pub(in super::super) struct PodcastService {
     pub(super) transport: OnceLock<Arc<StreamTransport>>,
     /// What the log will keep of the downloads that run, by the number of their transfer.
     pub(super) records: Mutex<BTreeMap<u64, RunningRecord>>,
+    /// The look for files of episodes that somebody removed.
+    pub(super) files_look: Mutex<FilesLook>,
     /// The port for other apps.
     pub(in super::super) apps: AppPort,
-    /// Held during an exchange with a server.
+    /// The lock held during an exchange with a server.
     pub(super) syncing: tokio::sync::Mutex<()>,
     /// Makes the task of exchanges look at the account.
     pub(super) sync_changed: Notify,
-    /// Held while an index of podcasts is made.
+    /// The lock held while an index of podcasts is made.
     pub(super) importing: Arc<tokio::sync::Mutex<()>>,
-    /// Files of chapters that were asked for a short while ago.
-    pub(super) chapters_asked: Mutex<BTreeMap<Url, Instant>>,
+    /// Files beside episodes that were asked for a short while ago.
+    pub(super) documents_asked: Mutex<BTreeMap<Url, Instant>>,
 }
 
 impl Default for PodcastService {
@@ -65,11 +74,12 @@ impl Default for PodcastService {
             adding: tokio::sync::Mutex::default(),
             transport: OnceLock::new(),
             records: Mutex::default(),
+            files_look: Mutex::default(),
             apps: AppPort::default(),
             syncing: tokio::sync::Mutex::default(),
             sync_changed: Notify::new(),
             importing: Arc::default(),
-            chapters_asked: Mutex::default(),
+            documents_asked: Mutex::default(),
         }
     }
 }

@@ -30,7 +30,7 @@ const FILE_BYTES_MAX: u64 = 64 * 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct RoundTripEntry {
     ms: f64,
-    /// When it was measured, in seconds since 1970.
+    /// When the round trip was measured, in seconds since 1970.
     at_s: i64,
 }
 

@@ -65,7 +65,7 @@ impl ServerSelection {
 pub struct ProxyStatus {
     /// The proxy's address.
     pub address: ServerAddress,
-    /// Whether it is the one in use.
+    /// Whether the proxy is the one in use.
     pub is_current: bool,
     /// The round trip to it, as measured last on this network.
     pub round_trip: Option<Duration>,

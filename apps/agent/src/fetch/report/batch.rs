@@ -75,7 +75,7 @@ struct BatchEnd {
     exit: TransferExit,
     is_skipped: bool,
     is_complete: bool,
-    /// Why it is not complete.
+    /// Why the download is not complete.
     text: Option<String>,
     resumable_bytes: u64,
     bytes: u64,

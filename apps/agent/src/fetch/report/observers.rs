@@ -9,8 +9,8 @@ use jiff::Zoned;
 
 use super::progress_line::{ProgressLine, columns as columns_of, fit};
 use super::{
-    TransferEvent, TransferObserver, TransferReason, TransferReport, human_bytes, link_label,
-    percent, print_stderr,
+    TransferEvent, TransferObserver, TransferReason, TransferReport, done_to_files, human_bytes,
+    link_label, percent, print_stderr,
 };
 use crate::fetch::mode::FetchMode;
 
@@ -80,6 +80,8 @@ impl TransferObserver for LineObserver {
 /// Shows a bar on a terminal, with the lines of [`LineObserver`] above it.
 pub struct BarObserver {
     bar: ProgressBar,
+    /// Whether the bar is on the terminal. Before the first event other lines are printed without regard to it.
+    is_drawn: bool,
     progress: ProgressLine,
 }
 
@@ -92,10 +94,9 @@ const TERMINAL_COLUMNS: usize = 80;
 impl BarObserver {
     /// Creates a bar on standard error.
     pub fn on_stderr() -> BarObserver {
-        let bar = ProgressBar::new_spinner();
-        bar.enable_steady_tick(Duration::from_millis(200));
         BarObserver {
-            bar,
+            bar: ProgressBar::new_spinner(),
+            is_drawn: false,
             progress: ProgressLine::default(),
         }
     }
@@ -119,6 +120,9 @@ impl BarObserver {
 
 impl TransferObserver for BarObserver {
     fn on_event(&mut self, event: &TransferEvent) {
+        if !std::mem::replace(&mut self.is_drawn, true) {
+            self.bar.enable_steady_tick(Duration::from_millis(200));
+        }
         match event {
             TransferEvent::Progress { bytes, length, .. } => {
                 let Some(parts) = self.progress.parts(event, &Zoned::now()) else {
@@ -237,6 +241,10 @@ pub(super) fn event_line(event: &TransferEvent) -> Option<String> {
         }
         TransferEvent::Error(report) if report.reason == Some(TransferReason::UserPaused) => {
             match report.resumable_bytes {
+                0 if report.starts_over => {
+                    "Stopped. The server cannot resume, so the same command starts from zero"
+                        .to_owned()
+                }
                 0 => "Stopped".to_owned(),
                 kept => format!(
                     "Stopped ({} kept). Run the same command to resume",
@@ -246,7 +254,10 @@ pub(super) fn event_line(event: &TransferEvent) -> Option<String> {
         }
         TransferEvent::Error(report) => {
             let text = report.text.as_deref().unwrap_or("failed");
-            let verb = &report.verb;
+            let verb = match report.mirror {
+                Some(_) => "sync",
+                None => &*report.verb,
+            };
             match report.resumable_bytes {
                 0 => format!("cedos {verb}: {text}"),
                 kept => format!(
@@ -262,6 +273,11 @@ pub(super) fn event_line(event: &TransferEvent) -> Option<String> {
 pub(super) fn report_line(report: &TransferReport) -> String {
     if report.unchanged {
         return format!("{}: unchanged, so nothing was transferred", report.file);
+    }
+    if let Some(counts) = &report.mirror {
+        let verb = done_to_files(&report.verb);
+        let text = counts.describe(verb, report.bytes, report.metered_bytes, false);
+        return format!("{}: {text}", report.file);
     }
     format!(
         "{}: {} in {}{}, sha256 {}",
@@ -291,7 +307,7 @@ pub(super) fn waiting_line(reason: TransferReason, why: &str, unblocks: &str) ->
         TransferReason::PathTooSlow => (" for a network that works", true),
         TransferReason::SavesEnergy => (" for Wi-Fi", true),
         TransferReason::Portal => (" for a sign-in", true),
-        TransferReason::ProxyUnreachable => (" for the proxy", true),
+        TransferReason::ProxyUnreachable | TransferReason::ProxyRefused => (" for the proxy", true),
         TransferReason::NetworkBlocked => (" for another network", true),
         TransferReason::OriginWait => (" for the server", true),
         TransferReason::QueuedBehind => (" for its turn", true),

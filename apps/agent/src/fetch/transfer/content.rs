@@ -10,7 +10,7 @@ use crate::fetch::outcome::TransferFailure;
 
 /// The result of taking in bytes of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Taken {
+pub(super) enum IntakeResult {
     /// More of the answer may follow.
     More,
     /// The answer has nothing more that is needed.
@@ -81,7 +81,7 @@ pub(super) trait TransferContent<'a, S: TransferSource<'a>> {
         body: &mut Self::Body,
         source: &mut S,
         control: &mut TransferControl<'_>,
-    ) -> Result<Taken, FetchFault>;
+    ) -> Result<IntakeResult, FetchFault>;
 
     /// Updates the progress if answers do not show it.
     fn measure(&mut self, source: &mut S, control: &mut TransferControl<'_>);

@@ -12,10 +12,11 @@ use d2tp_sched::{
 };
 use tokio::sync::watch;
 
+use super::following_bytes::FollowingBytes;
 use super::job::{TransferContext, TransferJob, redact_url};
 use super::link_usage::LinkUsage;
 use super::progress::ContentProgress;
-use super::reporter::{CarriedNow, TransferReporter};
+use super::reporter::{CurrentTraffic, TransferReporter};
 use super::retry::Retries;
 use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::mode::FetchMode;
@@ -42,6 +43,8 @@ pub(super) struct TransferControl<'a> {
     pub(super) retries: Retries,
     /// The limit on the rate, if there is one.
     pub(super) rate_limiter: Option<Arc<RateLimiter>>,
+    /// What is to be moved after the transfer by the same deadline.
+    following: Option<Arc<FollowingBytes>>,
     /// What the server said when it last refused the transfer, until the object grows.
     refusal: Option<String>,
     /// Why no link may be used at present.
@@ -92,6 +95,7 @@ impl<'a> TransferControl<'a> {
             reporter,
             retries: Retries::default(),
             rate_limiter: context.rate_limiter,
+            following: context.following,
             refusal: None,
             blocked: None,
         }
@@ -140,8 +144,11 @@ impl<'a> TransferControl<'a> {
             Some(limiter) => source.throttled(limiter.bytes_per_s()),
             None => source,
         };
+        let following = self.following.as_ref().map_or(0, |bytes| bytes.share());
+        let with_following =
+            |bytes: Option<u64>| bytes.map(|bytes| bytes.saturating_add(following));
         let demand = FlowDemand {
-            remaining_bytes: progress.remaining(),
+            remaining_bytes: with_following(progress.remaining()),
             left: self.time_left(),
             policy: self.terms.policy,
             if_late: self.terms.if_late,
@@ -149,7 +156,7 @@ impl<'a> TransferControl<'a> {
         };
         self.spending.decide(&ClientReport {
             demand,
-            size_bytes: progress.length,
+            size_bytes: with_following(progress.length),
             priority: self.terms.priority,
             candidates,
             carried: self.usage.bytes_by_link(),
@@ -220,7 +227,7 @@ impl<'a> TransferControl<'a> {
     /// Reports the estimate as soon as the size is known.
     pub(super) fn report_size(&mut self, progress: ContentProgress, link: &str) {
         let promise = self.promise(progress);
-        let now = CarriedNow {
+        let now = CurrentTraffic {
             link,
             rate_bytes_per_s: 0.0,
             bytes_by_link: self.usage.bytes_by_link(),
@@ -232,7 +239,7 @@ impl<'a> TransferControl<'a> {
     /// Reports the progress.
     pub(super) fn report_progress(&mut self, progress: ContentProgress, link: &str, rate: f64) {
         let promise = self.promise(progress);
-        let now = CarriedNow {
+        let now = CurrentTraffic {
             link,
             rate_bytes_per_s: rate,
             bytes_by_link: self.usage.bytes_by_link(),
@@ -380,11 +387,13 @@ impl<'a> TransferControl<'a> {
             reason,
             text,
             resumable_bytes: 0,
+            starts_over: false,
             proxy_would_add: None,
             status: None,
             answer: None,
             unchanged: false,
             version: None,
+            mirror: None,
         };
         fill(&mut report, whole);
         self.reporter.ended(report);
@@ -425,7 +434,62 @@ pub(crate) fn may_cost(links: &[Link]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use d2tp_driver::SchedulerHandle;
+    use d2tp_sched::{LinkClass, SchedulerKind};
+
     use super::*;
+    use crate::fetch::report::TransferEvent;
+    use crate::order::{Deadline, TransferOrder, TransferVerb};
+
+    struct NobodyObserves;
+
+    impl TransferObserver for NobodyObserves {
+        fn on_event(&mut self, _: &TransferEvent) {}
+    }
+
+    /// The chance that 1 kB, and what is to be moved after it, is there in ten minutes.
+    fn chance_with_following(bytes: u64) -> f64 {
+        let following = Arc::new(FollowingBytes::default());
+        following.add(bytes);
+        following.begin(0);
+        let mut order = TransferOrder::new(TransferVerb::Get, "http://h/a");
+        order.deadline = Some(Deadline::WithinS(600.0));
+        let job = order.job().expect("an order");
+        let (_links, links) = watch::channel(Arc::new(Vec::new()));
+        let (_stop, stop) = watch::channel(false);
+        let context = TransferContext {
+            following: Some(following),
+            ..TransferContext::standalone(
+                links,
+                stop,
+                SchedulerHandle::new(SchedulerKind::default()),
+            )
+        };
+        let (mode, direction) = (FetchMode::Direct, TransferDirection::Down);
+        let mut observer = NobodyObserves;
+        let start = BootInstant::now();
+        let control = TransferControl::new(&job, mode, context, direction, &mut observer, start);
+        let progress = ContentProgress {
+            length: Some(1_000),
+            ..ContentProgress::default()
+        };
+        let wifi = LinkCandidate {
+            name: "wlan0".into(),
+            class: LinkClass::Free,
+            rate_bytes_per_s: Some(100_000.0),
+            metric: 0,
+            stalled: false,
+            in_use: true,
+        };
+        control.decide(progress, &[wifi], false, SourceSupply::Ample);
+        control.promise(progress).expect("a promise").p
+    }
+
+    #[test]
+    fn what_is_to_follow_by_the_same_deadline_counts() {
+        let (alone, before_much) = (chance_with_following(0), chance_with_following(1 << 40));
+        assert!(alone > 0.9 && before_much < 0.05, "{alone} {before_much}");
+    }
 
     #[test]
     fn only_who_is_behind_the_deadline_missed_it() {

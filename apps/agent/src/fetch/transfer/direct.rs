@@ -14,8 +14,8 @@ use tokio::sync::watch;
 
 use super::control::{LinkWait, TransferControl};
 use super::progress::ContentProgress;
-use super::retry::{Backoff, Retry};
-use super::source::{Readiness, Review, TransferSource};
+use super::retry::{Backoff, RetryDecision};
+use super::source::{Readiness, RequestReview, TransferSource};
 use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::dial::{Dial, EgressLink, FetchFault};
 use crate::fetch::exchange::FetchResponse;
@@ -34,7 +34,7 @@ const STALL_MEMORY: Duration = Duration::from_secs(30); // a guess
 /// The shortest time over which a link's rate is measured.
 const RATE_OVER: Duration = Duration::from_millis(50); // a guess
 
-/// Connections to the origin itself.
+/// The source of a transfer without a proxy: connections to the origin itself.
 pub(super) struct DirectSource<'a, D> {
     dial: &'a D,
     /// The measured rate of each link in bytes per second.
@@ -181,7 +181,7 @@ impl<'a, D: Dial> DirectSource<'a, D> {
         text: String,
         control: &mut TransferControl<'_>,
         progress: ContentProgress,
-    ) -> Result<Retry, TransferFailure> {
+    ) -> Result<RetryDecision, TransferFailure> {
         let link = self.link().to_owned();
         let reached = progress.most > 0 || progress.is_recognisable;
         let mut others = self.candidates(control);
@@ -205,7 +205,7 @@ impl<'a, D: Dial> DirectSource<'a, D> {
             Some(TransferReason::Portal),
             format!("{link}: {text}; not used for {length} s"),
         );
-        Ok(Retry::Now)
+        Ok(RetryDecision::Now)
     }
 }
 
@@ -286,18 +286,18 @@ impl<'a, D: Dial> TransferSource<'a> for DirectSource<'a, D> {
         &mut self,
         control: &mut TransferControl<'_>,
         progress: ContentProgress,
-    ) -> Result<Review, TransferFailure> {
+    ) -> Result<RequestReview, TransferFailure> {
         control.check_deadline(progress)?;
         let link = self.link().to_owned();
         let Some(now) = self.egress_link(control, &link) else {
             return Ok(match self.dial.survives_link_loss() {
-                true => Review::Stay,
-                false => Review::Leave,
+                true => RequestReview::Stay,
+                false => RequestReview::Leave,
             });
         };
         let sources = &self.egress.sources;
         if !sources.is_empty() && !sources.iter().any(|source| now.sources.contains(source)) {
-            return Ok(Review::Leave); // the address our connection stands on is gone
+            return Ok(RequestReview::Leave); // the address our connection stands on is gone
         }
         let connects = self.waits_for_connect();
         let candidates = self.candidates(control);
@@ -305,16 +305,16 @@ impl<'a, D: Dial> TransferSource<'a> for DirectSource<'a, D> {
         match self.choose(control, progress, &candidates) {
             LinkChoice::Use { index, why } if candidates[index].name == link => {
                 control.reporter.why = why;
-                return Ok(Review::Stay);
+                return Ok(RequestReview::Stay);
             }
             LinkChoice::Wait { reason, .. } => {
                 spends_too_much |= reason == LinkWaitReason::OverBudget;
             }
             // Another link that does not answer either is no reason to begin anew.
             LinkChoice::Use { index, .. } if connects && candidates[index].stalled => {
-                return Ok(Review::Stay);
+                return Ok(RequestReview::Stay);
             }
-            LinkChoice::Use { .. } if connects => return Ok(Review::Leave),
+            LinkChoice::Use { .. } if connects => return Ok(RequestReview::Leave),
             LinkChoice::Use { .. } => {}
         }
         // Leaving of our own accord is only worth it if what we hold can be continued, …
@@ -323,8 +323,8 @@ impl<'a, D: Dial> TransferSource<'a> for DirectSource<'a, D> {
         let forbidden = spends_too_much || control.terms.policy == CostPolicy::FreeOnly;
         Ok(
             match continuable || (control.usage.is_metered(&link) && forbidden) {
-                true => Review::Leave,
-                false => Review::Stay,
+                true => RequestReview::Leave,
+                false => RequestReview::Stay,
             },
         )
     }
@@ -417,7 +417,7 @@ impl<'a, D: Dial> TransferSource<'a> for DirectSource<'a, D> {
         fault: FetchFault,
         control: &mut TransferControl<'_>,
         progress: ContentProgress,
-    ) -> Result<Retry, TransferFailure> {
+    ) -> Result<RetryDecision, TransferFailure> {
         let unreached = progress.most == 0;
         let (text, reason, retry_after, counts) = match fault {
             FetchFault::Final(failure) => return Err(failure),
@@ -431,7 +431,7 @@ impl<'a, D: Dial> TransferSource<'a> for DirectSource<'a, D> {
             FetchFault::Path(text) | FetchFault::NameNotFound(text) => {
                 let link = self.link().to_owned();
                 if self.egress_link(control, &link).is_none() {
-                    return Ok(Retry::Now); // an outage
+                    return Ok(RetryDecision::Now); // an outage
                 }
                 let text = format!("{link}: {text}");
                 let until = BootInstant::now().after(STALL_MEMORY);
@@ -444,7 +444,7 @@ impl<'a, D: Dial> TransferSource<'a> for DirectSource<'a, D> {
             }
             FetchFault::Proxy(text) => (text, TransferReason::ProxyUnreachable, None, true),
         };
-        Ok(Retry::After(Backoff {
+        Ok(RetryDecision::After(Backoff {
             text,
             reason,
             retry_after,

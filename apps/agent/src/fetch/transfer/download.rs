@@ -7,12 +7,13 @@
 mod ending;
 mod joining;
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 use bytes::Bytes;
 
-use super::content::{AnswerEnd, Taken, TransferContent};
+use super::content::{AnswerEnd, IntakeResult, TransferContent};
 use super::control::TransferControl;
 use super::job::{Destination, TransferJob, redact_url};
 use super::progress::ContentProgress;
@@ -22,6 +23,7 @@ use crate::fetch::dial::{EgressLink, FetchFault};
 use crate::fetch::exchange::{ContentPart, FetchResponse, GetRequest, exchange};
 use crate::fetch::object_version::ObjectVersion;
 use crate::fetch::outcome::TransferFailure;
+use crate::fetch::report::human_bytes;
 use crate::fetch::sink::{DownloadSink, OVERLAP_BYTES_MAX};
 
 /// A download in progress.
@@ -85,7 +87,15 @@ impl Download {
                 job.refuse_existing()?;
                 DownloadSink::file(&named, &url)?
             }
-            Destination::Stdout => DownloadSink::output(Box::new(std::io::stdout()), &url),
+            Destination::Stdout => {
+                // Not `Stdout`: it keeps what follows the last newline, and whoever reads would get
+                // it after a gap only.
+                let output = std::io::stdout().as_fd().try_clone_to_owned();
+                let output = output.map_err(|error| {
+                    TransferFailure::storage("cannot write to standard output", &error)
+                })?;
+                DownloadSink::output(Box::new(File::from(output)), &url)
+            }
             Destination::Device(path) => {
                 let device = OpenOptions::new().write(true).open(path);
                 let device = device.map_err(|error| {
@@ -127,7 +137,7 @@ impl Download {
             control.reporter.note(None, text);
         }
         if held > 0 {
-            let text = format!("resuming at {held} bytes of an earlier run");
+            let text = format!("{} are here from an earlier run", human_bytes(held));
             control.reporter.note(None, text);
         }
     }
@@ -213,7 +223,7 @@ pub(super) fn whole_object(job: &TransferJob) -> GetRequest {
         cookies: job.cookies.clone(),
         allow_downgrade: job.allow_downgrade,
         fields: job.fields.clone(),
-        head_only: false,
+        method: job.method,
     }
 }
 
@@ -301,18 +311,18 @@ impl<'a, S: TransferSource<'a>> TransferContent<'a, S> for Download {
         body: &mut JoinedAnswer,
         source: &mut S,
         control: &mut TransferControl<'_>,
-    ) -> Result<Taken, FetchFault> {
+    ) -> Result<IntakeResult, FetchFault> {
         self.received += bytes.len() as u64;
         source.on_bytes(bytes.len() as u64, control);
         let fits = self.append(bytes, &mut body.overlap, control);
         if !fits.map_err(FetchFault::Final)? {
-            return Ok(Taken::Unusable);
+            return Ok(IntakeResult::Unusable);
         }
         // All may be held and only now be known to be all: what is compared must come.
         let is_last = self.sink.note.length == Some(self.sink.held_bytes());
         Ok(match is_last && body.overlap.is_empty() {
-            true => Taken::Last,
-            false => Taken::More,
+            true => IntakeResult::Last,
+            false => IntakeResult::More,
         })
     }
 

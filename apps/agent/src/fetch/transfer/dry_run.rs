@@ -28,6 +28,7 @@ use crate::fetch::proxy::ProxyClient;
 use crate::fetch::report::{
     DeadlinePromise, NO_LINK, NO_LINK_WHY, TransferEvent, TransferObserver,
 };
+use crate::fetch::request_method::RequestMethod;
 
 /// How long the origin may take to answer a dry run's request.
 const LOOK_MAX: Duration = Duration::from_secs(15); // a guess
@@ -59,7 +60,7 @@ pub struct DryRunPlan {
     pub link: Option<String>,
     /// The reason code of a wait.
     pub reason: Option<TransferReason>,
-    /// Why, in words.
+    /// The reason in words.
     pub why: String,
     /// What would end a wait.
     pub unblocks: Option<String>,
@@ -326,7 +327,7 @@ impl<'a> DryRun<'a> {
 /// The request for the head of the job's object.
 fn head_of(job: &TransferJob) -> GetRequest {
     GetRequest {
-        head_only: true,
+        method: RequestMethod::Head,
         ..whole_object(job)
     }
 }

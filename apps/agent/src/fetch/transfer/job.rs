@@ -15,7 +15,9 @@ use crate::fetch::header::HeaderField;
 use crate::fetch::object_version::ObjectVersion;
 use crate::fetch::outcome::TransferFailure;
 use crate::fetch::rate_limiter::RateLimiter;
+use crate::fetch::request_method::RequestMethod;
 use crate::fetch::sink;
+use crate::fetch::transfer::following_bytes::FollowingBytes;
 use crate::terms::TransferTerms;
 
 /// The destination of an object.
@@ -28,7 +30,7 @@ pub enum Destination {
     /// A file in this directory (empty: the working directory), named by the URL or the origin;
     /// must not exist.
     InDirectory(PathBuf),
-    /// Standard output.
+    /// The object is written to standard output.
     Stdout,
     /// A character device, such as `/dev/null`, which is written to as bytes arrive.
     Device(PathBuf),
@@ -74,6 +76,8 @@ pub struct TransferJob {
     pub unless: Option<ObjectVersion>,
     /// Older versions of the file that are kept when it is replaced.
     pub keep_older: u32,
+    /// The method of the requests of a download.
+    pub method: RequestMethod,
 }
 
 impl TransferJob {
@@ -151,6 +155,8 @@ pub struct TransferContext {
     pub pending_rename: Option<PathBuf>,
     /// The limit on the rate of a download, if it has one.
     pub rate_limiter: Option<Arc<RateLimiter>>,
+    /// What is to be moved after the transfer by the same deadline, if it is one of many.
+    pub following: Option<Arc<FollowingBytes>>,
 }
 
 impl TransferContext {
@@ -168,6 +174,7 @@ impl TransferContext {
             id: 0,
             pending_rename: None,
             rate_limiter: None,
+            following: None,
         }
     }
 }

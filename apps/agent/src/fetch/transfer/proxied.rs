@@ -26,8 +26,8 @@ use tokio::sync::{mpsc, watch};
 
 use super::control::{LinkWait, TransferControl};
 use super::progress::ContentProgress;
-use super::retry::{Backoff, Retry};
-use super::source::{Readiness, Review, TransferSource};
+use super::retry::{Backoff, RetryDecision};
+use super::source::{Readiness, RequestReview, TransferSource};
 use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::dial::{Dial, EgressLink, FetchFault};
 use crate::fetch::exchange::FetchResponse;
@@ -348,11 +348,11 @@ impl<'a> TransferSource<'a> for ProxySource<'a> {
         &mut self,
         control: &mut TransferControl<'_>,
         progress: ContentProgress,
-    ) -> Result<Review, TransferFailure> {
+    ) -> Result<RequestReview, TransferFailure> {
         self.review_links(control, progress)?;
         Ok(match self.leave_silent_proxy(control) {
-            true => Review::Leave,
-            false => Review::Stay,
+            true => RequestReview::Leave,
+            false => RequestReview::Stay,
         })
     }
 
@@ -465,8 +465,11 @@ impl<'a> TransferSource<'a> for ProxySource<'a> {
         _length: Duration,
         control: &mut TransferControl<'_>,
     ) -> String {
-        let proxy = self.client.describe_proxy();
-        control.reporter.node = proxy.or_else(|| self.client.describe_nodes());
+        let (proxy, node) = (self.client.describe_proxy(), self.client.describe_nodes());
+        control.reporter.node = match (proxy, node) {
+            (Some(proxy), Some(node)) => Some(format!("{proxy}, at {node}")),
+            (proxy, node) => proxy.or(node),
+        };
         self.count_links(control)
     }
 
@@ -534,7 +537,7 @@ impl<'a> TransferSource<'a> for ProxySource<'a> {
         fault: FetchFault,
         _control: &mut TransferControl<'_>,
         _progress: ContentProgress,
-    ) -> Result<Retry, TransferFailure> {
+    ) -> Result<RetryDecision, TransferFailure> {
         let (text, reason, retry_after, counts) = match fault {
             FetchFault::Final(failure) => return Err(failure),
             FetchFault::UntrustedPeer(text) | FetchFault::CaptivePortal(text) => {
@@ -553,7 +556,7 @@ impl<'a> TransferSource<'a> for ProxySource<'a> {
             self.client.drop_session();
             self.session.events = None;
         }
-        Ok(Retry::After(Backoff {
+        Ok(RetryDecision::After(Backoff {
             text,
             reason,
             retry_after,

@@ -35,10 +35,10 @@ pub(super) struct TransferReporter<'a> {
 }
 
 /// What links carried in a moment.
-pub(super) struct CarriedNow<'a> {
+pub(super) struct CurrentTraffic<'a> {
     /// The links that carried them.
     pub(super) link: &'a str,
-    /// Bytes per second.
+    /// The current rate in bytes per second.
     pub(super) rate_bytes_per_s: f64,
     /// Payload bytes of each link since the beginning.
     pub(super) bytes_by_link: &'a BTreeMap<String, u64>,
@@ -174,7 +174,7 @@ impl<'a> TransferReporter<'a> {
     pub(super) fn size_known(
         &mut self,
         progress: ContentProgress,
-        now: CarriedNow<'_>,
+        now: CurrentTraffic<'_>,
         promise: Option<DeadlinePromise>,
     ) {
         self.note_infeasible(promise);
@@ -185,7 +185,7 @@ impl<'a> TransferReporter<'a> {
     pub(super) fn progress(
         &mut self,
         progress: ContentProgress,
-        now: CarriedNow<'_>,
+        now: CurrentTraffic<'_>,
         promise: Option<DeadlinePromise>,
     ) {
         self.first_promise = self.first_promise.or(promise);
@@ -228,7 +228,7 @@ impl<'a> TransferReporter<'a> {
     fn bytes(
         &mut self,
         progress: ContentProgress,
-        now: CarriedNow<'_>,
+        now: CurrentTraffic<'_>,
         promise: Option<DeadlinePromise>,
     ) {
         if self.waiting.is_some() {
@@ -289,7 +289,7 @@ mod tests {
     }
 
     fn tell_progress(reporter: &mut TransferReporter<'_>, promise: Option<DeadlinePromise>) {
-        let now = CarriedNow {
+        let now = CurrentTraffic {
             link: "wlan0",
             rate_bytes_per_s: 1.0,
             bytes_by_link: &BTreeMap::new(),

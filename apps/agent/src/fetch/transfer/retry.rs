@@ -28,7 +28,7 @@ pub(super) struct Backoff {
 
 /// How to continue after a fault that does not end the transfer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Retry {
+pub(super) enum RetryDecision {
     /// Choose again, without counting a try.
     Now,
     /// Try again after a delay.

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use super::control::{LinkWait, TransferControl};
 use super::progress::ContentProgress;
-use super::retry::Retry;
+use super::retry::RetryDecision;
 use crate::fetch::dial::{Dial, EgressLink, FetchFault};
 use crate::fetch::exchange::FetchResponse;
 use crate::fetch::outcome::TransferFailure;
@@ -26,7 +26,7 @@ pub(super) enum Readiness {
 
 /// The result of a new decision about links for a running request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Review {
+pub(super) enum RequestReview {
     /// The request continues.
     Stay,
     /// Another request over another link, or none for now, is better.
@@ -56,7 +56,7 @@ pub(super) trait TransferSource<'a> {
         &mut self,
         control: &mut TransferControl<'_>,
         progress: ContentProgress,
-    ) -> Result<Review, TransferFailure>;
+    ) -> Result<RequestReview, TransferFailure>;
 
     /// Notifies when what links may carry must be decided again: a link of the session changed, or a
     /// connection attempt goes unanswered. None without either.
@@ -146,7 +146,7 @@ pub(super) trait TransferSource<'a> {
         fault: FetchFault,
         control: &mut TransferControl<'_>,
         progress: ContentProgress,
-    ) -> Result<Retry, TransferFailure>;
+    ) -> Result<RetryDecision, TransferFailure>;
 
     /// The rest of an answer that an earlier process began to read, if `note` names one that can still
     /// be continued. Otherwise the name is removed from `note`.

@@ -11,11 +11,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
-use super::content::{AnswerEnd, Taken, TransferContent};
+use super::content::{AnswerEnd, IntakeResult, TransferContent};
 use super::control::{EPOCH, LinkWait, TransferControl};
 use super::progress::ContentProgress;
-use super::retry::{Backoff, NextTry, Retry};
-use super::source::{Readiness, Review, TransferSource, candidates_changed};
+use super::retry::{Backoff, NextTry, RetryDecision};
+use super::source::{Readiness, RequestReview, TransferSource, candidates_changed};
 use super::state::{TransferState, TransferTrigger};
 use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::dial::{EgressLink, FetchFault};
@@ -224,7 +224,7 @@ impl<'a, S: TransferSource<'a>, C: TransferContent<'a, S>> TransferLoop<'a, S, C
                         _ = epoch.tick() => {}
                     }
                     let review = self.source.review(control, progress);
-                    if review.map_err(FetchFault::Final)? == Review::Leave {
+                    if review.map_err(FetchFault::Final)? == RequestReview::Leave {
                         return Ok(StepEnd::Left);
                     }
                     self.source.check_silence(HEAD_MAX)?;
@@ -257,12 +257,12 @@ impl<'a, S: TransferSource<'a>, C: TransferContent<'a, S>> TransferLoop<'a, S, C
                 biased;
                 _ = stop.wait_for(|stop| *stop) => return Ok(StepEnd::Left),
                 Ok(()) = links.changed() => {
-                    if self.review()? == Review::Leave {
+                    if self.review()? == RequestReview::Leave {
                         return Ok(StepEnd::Left);
                     }
                 }
                 () = candidates_changed(&mut candidates) => {
-                    if self.review()? == Review::Leave {
+                    if self.review()? == RequestReview::Leave {
                         return Ok(StepEnd::Left);
                     }
                 }
@@ -280,7 +280,7 @@ impl<'a, S: TransferSource<'a>, C: TransferContent<'a, S>> TransferLoop<'a, S, C
                     let review = self.review()?;
                     let kept = self.content.checkpoint(&mut self.source, &mut self.control).await;
                     kept.map_err(FetchFault::Final)?;
-                    if review == Review::Leave {
+                    if review == RequestReview::Leave {
                         return Ok(StepEnd::Left);
                     }
                     if limiter.as_ref().is_some_and(|limiter| limiter.is_holding()) {
@@ -299,9 +299,9 @@ impl<'a, S: TransferSource<'a>, C: TransferContent<'a, S>> TransferLoop<'a, S, C
                     }
                     let (source, control) = (&mut self.source, &mut self.control);
                     match self.content.take_in(&bytes, &mut body, source, control)? {
-                        Taken::Unusable => return Ok(StepEnd::Left),
-                        Taken::Last => break false,
-                        Taken::More => {}
+                        IntakeResult::Unusable => return Ok(StepEnd::Left),
+                        IntakeResult::Last => break false,
+                        IntakeResult::More => {}
                     }
                     if self.source.is_cut_short(&self.control) {
                         break true;
@@ -333,7 +333,7 @@ impl<'a, S: TransferSource<'a>, C: TransferContent<'a, S>> TransferLoop<'a, S, C
         (used, moved as f64 / length.as_secs_f64().max(1e-3))
     }
 
-    fn review(&mut self) -> Result<Review, FetchFault> {
+    fn review(&mut self) -> Result<RequestReview, FetchFault> {
         let progress = self.progress();
         let review = self.source.review(&mut self.control, progress);
         review.map_err(FetchFault::Final)
@@ -373,8 +373,8 @@ impl<'a, S: TransferSource<'a>, C: TransferContent<'a, S>> TransferLoop<'a, S, C
         let progress = self.progress();
         let retry = self.source.recover(fault, &mut self.control, progress);
         let waited = match retry {
-            Ok(Retry::Now) => Ok(()),
-            Ok(Retry::After(backoff)) => self.wait_for_next_try(backoff).await,
+            Ok(RetryDecision::Now) => Ok(()),
+            Ok(RetryDecision::After(backoff)) => self.wait_for_next_try(backoff).await,
             Err(failure) => Err(failure),
         };
         match waited {

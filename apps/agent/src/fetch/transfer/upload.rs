@@ -17,7 +17,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use tokio::io::AsyncReadExt;
 
-use super::content::{AnswerEnd, Taken, TransferContent};
+use super::content::{AnswerEnd, IntakeResult, TransferContent};
 use super::control::TransferControl;
 use super::progress::ContentProgress;
 use super::proxied::ProxySource;
@@ -273,7 +273,7 @@ impl<'a> TransferContent<'a, ProxySource<'a>> for Upload {
         body: &mut UploadFlow,
         _source: &mut ProxySource<'a>,
         _control: &mut TransferControl<'_>,
-    ) -> Result<Taken, FetchFault> {
+    ) -> Result<IntakeResult, FetchFault> {
         body.total += bytes.len() as u64;
         let room = ANSWER_BYTES_MAX - body.kept.len();
         body.kept.extend_from_slice(&bytes[..bytes.len().min(room)]);
@@ -282,7 +282,7 @@ impl<'a> TransferContent<'a, ProxySource<'a>> for Upload {
         {
             self.begin_body(leave)?;
         }
-        Ok(Taken::More)
+        Ok(IntakeResult::More)
     }
 
     fn measure(&mut self, source: &mut ProxySource<'a>, control: &mut TransferControl<'_>) {

@@ -5,18 +5,27 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use d2tp_driver::{Connection, ContextInbox, Flow, FlowIo as _, FlowSettings};
-use d2tp_tunnel::{CapsuleReader, PACKETS_UNREAD_MAX};
+use d2tp_tunnel::{CapsuleReader, METERED_ANSWERS, METERED_FIELD, PACKETS_UNREAD_MAX};
 use http::HeaderMap;
 use tokio::io::{AsyncWriteExt as _, ReadHalf, WriteHalf};
 
 use super::ProxySession;
-use super::session_flows::lock;
 use crate::fetch::dial::{ByteStream, FetchFault};
 use crate::fetch::tunnel;
 use crate::proxy::conn_options::ConnOptions;
 use crate::proxy::refusal::{ConnectRefusal, RefusalCause};
 
-const REQUEST: &[u8] = b"CONNECT-IP * HTTP/1.1\r\nHost: d2prox\r\n\r\n";
+/// The beginning of the request.
+const REQUEST: &str = "CONNECT-IP * HTTP/1.1\r\nHost: d2prox\r\n";
+
+/// What the proxy may send in the flow of a packet tunnel while only metered links are up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MeteredPackets {
+    /// Everything.
+    All,
+    /// Answers to packets that came in the flow. Older proxies send everything.
+    AnswersOnly,
+}
 
 /// A tunnel for IP packets that D2Prox opened. It lasts until its flow ends, or it is dropped.
 pub struct PacketTunnel {
@@ -31,12 +40,14 @@ pub struct PacketTunnel {
     line: Arc<ProxySession>,
     /// The inner addresses of this device: the same for good.
     pub addresses: Vec<IpAddr>,
-    /// The proxy's inner addresses, where its name server is.
+    /// The proxy's addresses inside the tunnel, at which its name server answers.
     pub gateways: Vec<IpAddr>,
     /// The session, for packets to the proxy.
     pub connection: Connection,
     /// Packets from the proxy.
     inbox: ContextInbox,
+    /// Whether the packets received last came in the flow.
+    came_in_flow: bool,
 }
 
 impl PacketTunnel {
@@ -49,28 +60,36 @@ impl PacketTunnel {
     /// has ended.
     pub async fn recv_all(&mut self, datagrams: &mut Vec<Bytes>) -> bool {
         tokio::select! {
-            received = self.inbox.recv_all(datagrams) => received,
+            received = self.inbox.recv_all(datagrams) => {
+                self.came_in_flow = false;
+                received
+            }
             packet = self.capsules.next(&mut self.reading) => match packet {
                 Ok(Some(packet)) => {
                     datagrams.push(packet);
+                    self.came_in_flow = true;
                     true
                 }
                 Ok(None) | Err(_) => false,
             },
         }
     }
+
+    /// Whether the packets received last came in the flow, as over metered links, and not as datagrams.
+    pub fn came_in_flow(&self) -> bool {
+        self.came_in_flow
+    }
 }
 
 impl Drop for PacketTunnel {
     fn drop(&mut self) {
-        lock(&self.line.flows).all.remove(&self.number);
-        self.line.stirred.notify_one();
+        self.line.leave(self.number);
     }
 }
 
 impl ProxySession {
-    /// Opens a tunnel for IP packets: in datagrams of this context, and where only metered links are up in its flow, with
-    /// this policy.
+    /// Opens a tunnel for IP packets. They travel in datagrams of the context; while only metered links are up, in a flow
+    /// with the policy of `options`. `metered` bounds what the proxy may send in that flow.
     ///
     /// # Errors
     /// Why there is none.
@@ -78,6 +97,7 @@ impl ProxySession {
         self: &Arc<ProxySession>,
         context: u64,
         options: ConnOptions,
+        metered: MeteredPackets,
     ) -> Result<PacketTunnel, ConnectRefusal> {
         self.session().await?;
         let unavailable = |text: &str| ConnectRefusal::new(RefusalCause::NoProxy, text.to_owned());
@@ -87,8 +107,8 @@ impl ProxySession {
         };
         let mut begun = None;
         let io = self.proxy.open_parallel_with(settings, |device, flow| {
-            let (number, ..) = self.enter(flow.clone(), options);
-            begun = Some((number, flow.clone(), device.connection()));
+            let entered = self.enter(flow.clone(), options);
+            begun = Some((entered.number, flow.clone(), device.connection()));
         });
         let mut io = io.map_err(|error| unavailable(&error.to_string()))?;
         let (number, flow, connection) = begun.expect("steered when it was opened");
@@ -96,11 +116,11 @@ impl ProxySession {
         // Before the answer, after which packets may come.
         let inbox = connection.context_with_room(context, PACKETS_UNREAD_MAX);
         let Some(inbox) = inbox else {
-            lock(&self.flows).all.remove(&number);
+            self.leave(number);
             return Err(unavailable("this session has a tunnel already"));
         };
         let flow_id = flow.lock().unwrap_or_else(PoisonError::into_inner).id();
-        let fields = self.request_packet_tunnel(&mut io, &flow).await;
+        let fields = self.request_packet_tunnel(&mut io, &flow, metered).await;
         let (reading, writing) = tokio::io::split(io);
         let mut opened = PacketTunnel {
             reading,
@@ -113,6 +133,7 @@ impl ProxySession {
             gateways: Vec::new(),
             connection,
             inbox,
+            came_in_flow: false,
         };
         let fields = fields?;
         opened.addresses = addresses(&fields, "tunnel-address");
@@ -127,9 +148,15 @@ impl ProxySession {
         &self,
         io: &mut Box<dyn ByteStream>,
         flow: &Mutex<Flow>,
+        metered: MeteredPackets,
     ) -> Result<HeaderMap, ConnectRefusal> {
+        let field = match metered {
+            MeteredPackets::All => String::new(),
+            MeteredPackets::AnswersOnly => format!("{METERED_FIELD}: {METERED_ANSWERS}\r\n"),
+        };
         let written = async {
-            io.write_all(REQUEST).await?;
+            io.write_all(format!("{REQUEST}{field}\r\n").as_bytes())
+                .await?;
             io.flush().await
         };
         let answered = match written.await {

@@ -28,7 +28,10 @@ pub struct ProxyConnection {
     pub(super) io: Box<dyn ByteStream>,
     pub(super) flow: Arc<Mutex<Flow>>,
     pub(super) number: u64,
+    /// Bytes that the connection moved.
     pub(super) moved: Arc<ConnTraffic>,
+    /// Bytes that all connections with the same options moved.
+    pub(super) moved_together: Arc<ConnTraffic>,
     pub(super) lengths: Arc<ConnLengths>,
     pub(super) target: TargetAddress,
     pub(super) line: Arc<ProxySession>,
@@ -45,7 +48,14 @@ impl ProxyConnection {
     pub async fn carry(mut self, program: TcpStream) {
         if carry(program, &mut self).await {
             self.wait_delivered().await;
-        } else if self.is_lost() {
+        } else {
+            self.report_broken();
+        }
+    }
+
+    /// Reports a connection that broke, if D2Prox is the reason.
+    pub(in crate::proxy) fn report_broken(&self) {
+        if self.is_lost() {
             let lost = self.line.lost.fetch_add(1, Relaxed) + 1;
             match lost {
                 1 => tracing::warn!(target = %self.target, "{LOST}"),
@@ -54,7 +64,7 @@ impl ProxyConnection {
         }
     }
 
-    /// Whether it ended because D2Prox does not know it any more, or is stopping.
+    /// Whether the connection ended because D2Prox does not know it any more, or is stopping.
     fn is_lost(&self) -> bool {
         match lock(&self.flow).end() {
             Some(FlowEnd::Refused(_) | FlowEnd::SessionEnded) => true,
@@ -66,15 +76,17 @@ impl ProxyConnection {
     /// Waits until the peer has everything, after both directions have ended.
     pub async fn wait_delivered(self) {
         self.lengths.on_ended();
+        // Once it is delivered its flow may be forgotten.
+        let device = self.line.proxy.device();
+        lock(&self.line.flows).count_paid(self.number, device.as_deref());
         let _ = poll_fn(|cx| lock(&self.flow).poll_finished(cx)).await;
     }
 }
 
 impl Drop for ProxyConnection {
     fn drop(&mut self) {
-        lock(&self.line.flows).all.remove(&self.number);
+        self.line.leave(self.number);
         self.line.left.notify_one();
-        self.line.stirred.notify_one();
     }
 }
 
@@ -87,7 +99,9 @@ impl AsyncRead for ProxyConnection {
         let before = into.filled().len();
         let polled = Pin::new(&mut self.io).poll_read(cx, into);
         let more = into.filled().len() - before;
-        self.moved.down.fetch_add(more as u64, Relaxed);
+        for moved in [&self.moved, &self.moved_together] {
+            moved.down.fetch_add(more as u64, Relaxed);
+        }
         if self.lengths.on_received(&into.filled()[before..]) {
             self.line.stirred.notify_one();
         }
@@ -103,7 +117,9 @@ impl AsyncWrite for ProxyConnection {
     ) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.io).poll_write(cx, bytes);
         if let Poll::Ready(Ok(more)) = polled {
-            self.moved.up.fetch_add(more as u64, Relaxed);
+            for moved in [&self.moved, &self.moved_together] {
+                moved.up.fetch_add(more as u64, Relaxed);
+            }
             if self.lengths.on_sent(&bytes[..more]) {
                 self.line.stirred.notify_one();
             }

@@ -51,6 +51,28 @@ pub(super) struct ConnTraffic {
     pub(super) up: AtomicU64,
 }
 
+/// What the connections of one rule have carried.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RuleTraffic {
+    /// Connections that were begun so far.
+    pub connections: u64,
+    /// Connections that have not ended.
+    pub open: u64,
+    /// Payload bytes over free links, in both directions.
+    pub free_bytes: u64,
+    /// Payload bytes over metered links, in both directions.
+    pub metered_bytes: u64,
+}
+
+impl RuleTraffic {
+    /// Adds what one connection carried. `moved`: all its payload; `paid`: what metered links carried of it.
+    fn add(&mut self, moved: u64, paid: u64) {
+        // What is paid for also has what was lost, and the request for the target.
+        self.free_bytes += moved.saturating_sub(paid);
+        self.metered_bytes += paid;
+    }
+}
+
 /// How many bytes the payload of a connection still has, as far as its own HTTP heads tell.
 #[derive(Default)]
 pub(super) struct ConnLengths {
@@ -144,6 +166,28 @@ pub(super) struct SteeredFlow {
     pub(super) conn_options: ConnOptions,
     /// The applied permission to pay: the most bytes if limited, or none.
     pub(super) pays: Option<Option<u64>>,
+    /// What the connection has carried.
+    pub(super) moved: Arc<ConnTraffic>,
+    /// Bytes that metered links carried while it was allowed to pay before.
+    pub(super) paid_before: u64,
+    /// Bytes that metered links have carried since it was last allowed to pay, as far as they were counted.
+    pub(super) paid_since: u64,
+}
+
+impl SteeredFlow {
+    /// Counts what metered links have carried.
+    fn count_paid(&mut self, device: &Device) {
+        if self.pays.is_some() {
+            // An ended flow may be forgotten.
+            let now = device.paid_bytes_now(&lock(&self.flow));
+            self.paid_since = self.paid_since.max(now);
+        }
+    }
+
+    fn add_to(&self, traffic: &mut RuleTraffic) {
+        let moved = self.moved.down.load(Relaxed) + self.moved.up.load(Relaxed);
+        traffic.add(moved, self.paid_before + self.paid_since);
+    }
 }
 
 #[derive(Default)]
@@ -153,9 +197,53 @@ pub(super) struct SessionFlows {
     pub(super) groups: Vec<ConnGroup>,
     /// The links that rest to save energy.
     resting: BTreeSet<String>,
+    /// Connections of each rule, with what those that ended have carried.
+    ended: BTreeMap<u16, RuleTraffic>,
 }
 
 impl SessionFlows {
+    /// Adds a connection.
+    pub(super) fn insert(&mut self, number: u64, flow: SteeredFlow) {
+        if let Some(rule) = flow.conn_options.rule {
+            self.ended.entry(rule).or_default().connections += 1;
+        }
+        self.all.insert(number, flow);
+    }
+
+    /// Removes a connection that ended.
+    pub(super) fn remove(&mut self, number: u64, device: Option<&Device>) {
+        self.count_paid(number, device);
+        let Some(flow) = self.all.remove(&number) else {
+            return;
+        };
+        if let Some(rule) = flow.conn_options.rule {
+            flow.add_to(self.ended.entry(rule).or_default());
+        }
+    }
+
+    /// Counts what metered links have carried of a connection of a rule.
+    pub(super) fn count_paid(&mut self, number: u64, device: Option<&Device>) {
+        let flow = self.all.get_mut(&number);
+        let flow = flow.filter(|flow| flow.conn_options.rule.is_some());
+        if let (Some(flow), Some(device)) = (flow, device) {
+            flow.count_paid(device);
+        }
+    }
+
+    /// What the connections of a rule have carried.
+    pub(super) fn rule_traffic(&mut self, rule: u16, device: Option<&Device>) -> RuleTraffic {
+        let mut traffic = self.ended.get(&rule).copied().unwrap_or_default();
+        let of_rule = |flow: &&mut SteeredFlow| flow.conn_options.rule == Some(rule);
+        for flow in self.all.values_mut().filter(of_rule) {
+            if let Some(device) = device {
+                flow.count_paid(device);
+            }
+            flow.add_to(&mut traffic);
+            traffic.open += 1;
+        }
+        traffic
+    }
+
     /// Whether there is a connection to a target that has not ended: one that waits for the proxy's answer can begin again elsewhere.
     pub(super) fn has_made_connections(&self) -> bool {
         self.all
@@ -297,6 +385,12 @@ impl SessionFlows {
                 let flow = lock(&steered.flow);
                 let pays = may.then(|| share.map(|share| device.paid_bytes(&flow) + share));
                 if pays != steered.pays {
+                    if pays.is_none() {
+                        // The device counts from zero when it may pay again.
+                        let now = device.paid_bytes_now(&flow);
+                        steered.paid_before += steered.paid_since.max(now);
+                        steered.paid_since = 0;
+                    }
                     steered.pays = pays;
                     device.allow_paid(&flow, may, pays.flatten());
                 }

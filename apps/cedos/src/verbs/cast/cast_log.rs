@@ -30,7 +30,7 @@ use super::{CastOutput, ask, failed};
 /// The version of an exported log.
 const EXPORT_VERSION: u64 = 1;
 
-/// Most bytes of an exported log that is read.
+/// The maximum number of bytes of an exported log that is read.
 const EXPORT_BYTES_MAX: u64 = 1 << 30; // a guess: a full log with many switches is 20 MB
 
 /// What `cedos cast log` shows.

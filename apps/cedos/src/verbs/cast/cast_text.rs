@@ -8,7 +8,7 @@ use cedos_text::escape_controls;
 use jiff::{Timestamp, Zoned};
 use serde_json::Value;
 
-/// What an answer says, a line each.
+/// The lines of an answer of the agent about podcasts, for people.
 pub fn lines(request: &PodcastRequest, answer: &Value, now: &Zoned) -> Vec<String> {
     let list = |field: &str| answer[field].as_array().cloned().unwrap_or_default();
     match request {
@@ -126,7 +126,7 @@ fn account(account: &Value, now: &Zoned) -> Vec<String> {
     vec![line]
 }
 
-/// What is to be noticed about an answer, a line each.
+/// Remarks on an answer of the agent about podcasts, such as that nothing was found.
 pub fn notes(request: &PodcastRequest, answer: &Value) -> Vec<String> {
     let is_empty = |field: &str| answer[field].as_array().is_none_or(Vec::is_empty);
     match request {

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use d2tp_time::{Span, Time};
 
 use super::super::rate_measurement::MEASURED_BYTES_MIN;
-use super::super::{LinkSurroundings, RadioStatus};
+use super::super::{KnownLink, LinkSurroundings};
 use super::client_state::ClientState;
 use super::slow_free_links::{EpochTraffic, SlowFreeLinks};
 use crate::{
@@ -106,7 +106,7 @@ impl LinkTable {
     /// Handles the links and networks around the device.
     pub(super) fn set_surroundings(&mut self, now: Time, around: &LinkSurroundings) {
         self.around = around.clone();
-        for radio in &around.radios {
+        for radio in &around.links {
             self.know(now, &radio.device, radio.class);
         }
     }
@@ -170,11 +170,11 @@ impl LinkTable {
     }
 
     /// The status of all links.
-    pub(super) fn radios(&self) -> Vec<RadioStatus> {
+    pub(super) fn known_links(&self) -> Vec<KnownLink> {
         let links = self.names.iter().zip(self.scheduler.links());
         let radio = |(name, link): (&Option<String>, &LinkHistory)| {
             let name = name.as_ref().filter(|name| !is_here(name))?;
-            Some(RadioStatus {
+            Some(KnownLink {
                 device: name.clone(),
                 slot: self.around.slot(name),
                 class: link.class(),
@@ -349,7 +349,7 @@ impl LinkTable {
             };
             if !is_awaited && !is_here(name) {
                 // No client uses links, so the system's view counts, where it is known.
-                return self.around.radios.iter().any(|radio| radio.device == *name);
+                return self.around.links.iter().any(|radio| radio.device == *name);
             }
             // A link that no transfer lists leads nowhere, even if the system considers it up.
             let works_for = |client: &ClientState| {

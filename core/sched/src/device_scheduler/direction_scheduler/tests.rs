@@ -357,7 +357,7 @@ fn one_that_does_not_move_lets_those_behind_it_go() {
 }
 
 fn around(devices: &[&str]) -> LinkSurroundings {
-    let radio = |device: &&str| RadioStatus {
+    let usable = |device: &&str| KnownLink {
         device: (*device).to_owned(),
         slot: (*device).to_owned(),
         class: LinkClass::Free,
@@ -365,7 +365,7 @@ fn around(devices: &[&str]) -> LinkSurroundings {
         rate: None,
     };
     LinkSurroundings {
-        radios: devices.iter().map(radio).collect(),
+        links: devices.iter().map(usable).collect(),
         ..LinkSurroundings::default()
     }
 }

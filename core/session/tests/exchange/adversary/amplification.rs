@@ -9,6 +9,7 @@ use d2tp_session::*;
 use d2tp_wire::{Cid, Frame, FrameIter, PacketKind, WireReader};
 
 use crate::adversary::rogue::*;
+use crate::adversary::small_depth::{FRAMES, write_frame};
 
 /// Steps of one walk.
 const STEPS: u64 = 14;
@@ -17,7 +18,7 @@ const WALKS: u64 = 1500;
 /// Walks in the nightly run.
 const NIGHT_WALKS: u64 = 100_000;
 
-fn victim() -> SocketAddr {
+pub(super) fn victim() -> SocketAddr {
     at("203.0.113.1:1")
 }
 
@@ -132,25 +133,25 @@ fn what_a_syn_leaves_of_its_size_is_all_that_answers_to_early_data_get() {
 }
 
 /// The attacker's knowledge, and the bytes sent to each address.
-struct Attacker {
-    r: Rogue,
+pub(super) struct Attacker {
+    pub(super) r: Rogue,
     rng: Rng,
-    epoch: u32,
+    pub(super) epoch: u32,
     /// Datagrams it sent, to be copied.
-    sent: Vec<Vec<u8>>,
+    pub(super) sent: Vec<Vec<u8>>,
     /// Nonces of challenges that reached its own address.
-    nonces: Vec<[u8; 16]>,
+    pub(super) nonces: Vec<[u8; 16]>,
     /// Tickets that SYN+ACKs brought.
-    tickets: Vec<SessionTicket>,
+    pub(super) tickets: Vec<SessionTicket>,
     /// Cookies for its own address.
-    cookies: Vec<[u8; 16]>,
+    pub(super) cookies: Vec<[u8; 16]>,
     /// First part of each SYN and WAKE, by which a cookie for it opens.
     macs: Vec<[u8; 16]>,
     /// WAKEs that it sent.
     wakes: u64,
     /// Bytes from and to each address that never answers.
     counts: BTreeMap<SocketAddr, (usize, usize)>,
-    log: Vec<String>,
+    pub(super) log: Vec<String>,
 }
 
 impl Attacker {
@@ -163,9 +164,16 @@ impl Attacker {
             cookie_above: [u32::MAX, 0, 2][(seed / 2 % 3) as usize],
             ..EndpointConfig::default()
         };
+        let mut attacker = Attacker::with_config(config);
+        attacker.rng = Rng::new(bytes);
+        attacker.log.push(format!("seed {seed}"));
+        attacker
+    }
+
+    pub(super) fn with_config(config: EndpointConfig) -> Self {
         Attacker {
             r: Rogue::with(config),
-            rng: Rng::new(bytes),
+            rng: Rng::new([0; 32]),
             epoch: 0,
             sent: Vec::new(),
             nonces: Vec::new(),
@@ -174,8 +182,13 @@ impl Attacker {
             macs: Vec::new(),
             wakes: 0,
             counts: BTreeMap::new(),
-            log: vec![format!("seed {seed}")],
+            log: Vec::new(),
         }
+    }
+
+    /// Bytes sent to an address.
+    pub(super) fn sent_to(&self, to: SocketAddr) -> usize {
+        self.counts.get(&to).map_or(0, |count| count.1)
     }
 
     fn draw(&mut self, n: u64) -> u64 {
@@ -191,7 +204,7 @@ impl Attacker {
         }
     }
 
-    fn throw(&mut self, what: &str, from: SocketAddr, bytes: Vec<u8>) {
+    pub(super) fn throw(&mut self, what: &str, from: SocketAddr, bytes: Vec<u8>) {
         self.log
             .push(format!("{what}, {} bytes from {from}", bytes.len()));
         if from != self.r.home {
@@ -203,7 +216,7 @@ impl Attacker {
     }
 
     /// Counts what the server sent, reads what came home, and checks the bound.
-    fn read(&mut self) {
+    pub(super) fn read(&mut self) {
         for (to, mut datagram) in std::mem::take(&mut self.r.inbox) {
             if to != self.r.home {
                 let count = self.counts.entry(to).or_default();
@@ -295,7 +308,7 @@ impl Attacker {
         };
     }
 
-    fn throw_handshake(&mut self, what: &str, from: SocketAddr, bytes: Vec<u8>) {
+    pub(super) fn throw_handshake(&mut self, what: &str, from: SocketAddr, bytes: Vec<u8>) {
         self.macs.extend(SynMacs::mac1(&bytes));
         self.throw(what, from, bytes);
     }
@@ -353,6 +366,11 @@ impl Attacker {
         let mut w = d2tp_wire::WireWriter::new(&mut text);
         for frame in &frames {
             frame.encode(&mut w);
+        }
+        if self.draw(3) == 0 {
+            // Any frame there is.
+            let nth = self.draw(FRAMES as u64) as usize;
+            write_frame(&mut w, nth, path, nonce);
         }
         if self.draw(3) == 0 {
             let ranges = std::iter::once((0, largest));
@@ -436,7 +454,11 @@ impl Attacker {
             }
             _ => {}
         }
-        // The application of the server always has more to say.
+        self.server_writes();
+    }
+
+    /// The application of the server always has more to say.
+    pub(super) fn server_writes(&mut self) {
         for id in self.r.server.ids() {
             let write = |s: &mut Session| {
                 for flow in s.flow_ids() {
@@ -450,7 +472,7 @@ impl Attacker {
     }
 }
 
-fn claim(flow: FlowId) -> Vec<u8> {
+pub(super) fn claim(flow: FlowId) -> Vec<u8> {
     let mut buf = [0; 64];
     let mut w = d2tp_wire::WireWriter::new(&mut buf);
     w.u8(1);

@@ -150,6 +150,90 @@ fn a_reset_below_what_was_sent_ends_the_session() {
 }
 
 #[test]
+fn a_reset_and_an_end_of_different_lengths_end_the_session() {
+    // R-FLOW-4
+    let reset = Frame::Reset {
+        flow: flow(0),
+        code: 1,
+        final_size: 5,
+    };
+    let end = |offset| Frame::Data {
+        flow: flow(0),
+        offset,
+        bytes: b"",
+        fin: true,
+    };
+    let begin = data(flow(0), 0, b"123");
+    let longer = [begin, end(4), reset];
+    let shorter = [begin, reset, end(4)];
+    let beyond = [begin, reset, data(flow(0), 4, b"56")];
+    for (frames, was, now) in [(longer, 4, 5), (shorter, 5, 4), (beyond, 5, 6)] {
+        let mut r = Rogue::inside(small());
+        r.say(&frames);
+        let found = match fault(&r) {
+            PeerFault::FinalSize { was, now, .. } => (was, now),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(found, (was, now));
+    }
+}
+
+#[test]
+fn what_arrives_behind_a_reset_does_not_cost_an_honest_peer_its_session() {
+    // R-FLOW-7: bytes that RESET counted are not counted again when they arrive late.
+    let mut r = Rogue::inside(small());
+    let reset = Frame::Reset {
+        flow: flow(0),
+        code: 1,
+        final_size: 50_000,
+    };
+    r.say(&[data(flow(0), 0, b"x"), reset]);
+    r.say(&[data(flow(0), 49_999, b"x")]);
+    // That flow counts as read, so the session's credit is 150,000.
+    r.say(&[data(flow(1), 49_999, b"x"), data(flow(2), 49_999, b"x")]);
+    assert_eq!(r.verdict(), None);
+    r.say(&[data(flow(3), 0, b"x")]);
+    assert!(matches!(
+        fault(&r),
+        PeerFault::OverCredit {
+            flow: None,
+            end: 150_001,
+            credit: 150_000
+        }
+    ));
+}
+
+#[test]
+fn a_probe_of_the_datagram_size_that_a_silence_swallowed_is_sent_again() {
+    let mut r = Rogue::inside(EndpointConfig::default());
+    r.say(&[data(flow(0), 0, b"x")]);
+    r.with_session(|s| s.write(flow(0), vec![1; 200_000].into()).unwrap());
+    let large = |r: &mut Rogue| {
+        let packets = r.open_inbox();
+        let large = packets.iter().find(|(_, _, text)| text.len() > 1_300);
+        large.map(|(_, number, _)| *number)
+    };
+    let probe = loop {
+        match large(&mut r) {
+            Some(probe) => break probe,
+            None => r.acknowledge(),
+        }
+    };
+    r.arrived.remove(&probe);
+    // Longer than a server goes on without hearing from the device.
+    r.wait(Span::from_secs(20));
+    r.inbox.clear();
+    r.say(&[Frame::Ping]);
+    let again = (0..50).any(|_| {
+        let again = large(&mut r).is_some();
+        r.acknowledge();
+        r.wait(MS.times(20));
+        again
+    });
+    assert!(again);
+}
+
+#[test]
 fn a_used_flow_id_opens_nothing_again() {
     // R-FLOW-5
     let mut r = Rogue::inside(small());
@@ -216,6 +300,79 @@ fn a_flood_of_connection_ids_is_not_kept() {
             token: [0; 16],
         }]);
     }
+    assert!(r.is_alive());
+}
+
+#[test]
+fn what_is_said_of_path_ids_that_are_skipped_is_not_kept() {
+    // R-PATH-7, R-PATH-11
+    let mut r = Rogue::inside(small());
+    let ids = |r: &Rogue, last: u32| {
+        (last - 3..=last)
+            .filter(|n| r.theirs.contains_key(n))
+            .collect()
+    };
+    for path in (4..200).step_by(4) {
+        let offered: Vec<u32> = ids(&r, path);
+        for n in offered {
+            let cid = Cid((u64::from(n) << 8 | 0xff).to_be_bytes());
+            r.own.insert(n, cid);
+            let id = PathId(n);
+            let token = [0; 16];
+            r.say(&[
+                Frame::PathCid {
+                    path: id,
+                    cid,
+                    token,
+                },
+                Frame::Grant {
+                    seq: 1,
+                    flow: flow(0),
+                    path: id,
+                    max_sent: 1,
+                },
+            ]);
+        }
+        let first = r.packet(path, &[status(path, 1, false)]);
+        r.throw(r.home, first);
+        r.open_inbox();
+        r.say(&[Frame::PathStatus {
+            path: PathId(path),
+            seq: 9,
+            status: PathStatus::Gone,
+            gated: false,
+            reason: ReasonCode::None,
+        }]);
+        r.acknowledge();
+        assert_eq!(r.with_session(|s| s.violated_limit(0)), None, "path {path}");
+    }
+    assert!(r.is_alive());
+}
+
+#[test]
+fn an_ack_for_which_an_unproved_address_has_no_room_keeps_no_timer_busy() {
+    // R-PATH-2: the numbers are so high that an ACK takes 18 bytes, and there is room for 17.
+    let mut r = Rogue::inside(small());
+    let first = 1 << 30;
+    for n in first..first + 100 {
+        let packet = r.packet_numbered(0, n, &[]);
+        r.throw(r.home, packet);
+    }
+    r.wait(Span::from_secs(1));
+    let elsewhere = at("198.51.100.9:9");
+    r.inbox.clear();
+    let moved = r.packet_of(0, first + 100, &[0; 17]);
+    let mut room = moved.len() as i64;
+    r.throw(elsewhere, moved);
+    let sent = r.inbox.iter().filter(|(to, _)| *to == elsewhere);
+    room -= sent.map(|(_, bytes)| bytes.len() as i64).sum::<i64>();
+    assert_eq!(room, 0, "a challenge was sent there");
+    // PING, and zeros up to the 46 bytes that the smallest packet with 17 bytes of frames takes.
+    let mut text = [0; 17];
+    text[0] = 1;
+    let asks = r.packet_of(0, first + 101, &text);
+    r.throw(elsewhere, asks);
+    r.wait(Span::from_secs(1));
     assert!(r.is_alive());
 }
 

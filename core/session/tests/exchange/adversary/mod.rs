@@ -15,6 +15,7 @@ mod member;
 mod memory;
 mod network;
 mod relay;
+mod small_depth;
 mod stranger;
 mod waker;
 mod witness;

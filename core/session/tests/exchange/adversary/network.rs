@@ -112,6 +112,50 @@ fn every_flow_of_a_server_that_lost_everything_is_refused_however_many() {
     assert_eq!(hanging, 0, "flows neither go on nor end");
 }
 
+/// A flow whose OPEN, with all that was written, is lost once.
+fn request_that_is_lost(p: &mut Pair) -> FlowId {
+    p.open_path(0, false);
+    p.run_for(Span::from_secs(1));
+    let mut flow = None;
+    losing(p, 0, |p| flow = Some(p.request(5_000, sleeps())));
+    flow.unwrap()
+}
+
+#[test]
+fn a_reset_that_overtakes_the_flows_opening_ends_the_flow_at_both_ends() {
+    // R-FLOW-12
+    let mut p = Pair::new();
+    let flow = request_that_is_lost(&mut p);
+    p.device
+        .with(p.session, |s| {
+            s.reset(flow, 5);
+            s.stop(flow, 5);
+        })
+        .unwrap();
+    p.pump();
+    p.run_for(Span::from_secs(10));
+    let device = p.device.session(p.session).unwrap().flow_ids();
+    let server = p.server.session(p.server_session().unwrap()).unwrap();
+    assert_eq!((device, server.flow_ids()), (vec![], vec![]));
+}
+
+#[test]
+fn a_pause_that_overtakes_the_flows_opening_holds_the_flow() {
+    // R-FLOW-12
+    let mut p = Pair::new();
+    let flow = request_that_is_lost(&mut p);
+    let pause = |p: &mut Pair, paused| {
+        let set = |s: &mut Session| s.pause(flow, paused, ReasonCode::UserPaused);
+        p.device.with(p.session, set).unwrap();
+        p.pump();
+    };
+    pause(&mut p, true);
+    p.run_for(Span::from_secs(10));
+    assert!(p.got[&flow].is_empty());
+    pause(&mut p, false);
+    assert!(p.run_until(Span::from_secs(10), |p| p.is_whole(flow)));
+}
+
 #[test]
 fn a_grant_that_overtakes_the_flows_opening_counts() {
     // R-GRANT-5

@@ -33,7 +33,7 @@ pub struct Rogue {
     pub initiator: Option<Initiator>,
     /// The encoded claims of its SYNs.
     pub claims: Vec<u8>,
-    /// Knocks so far.
+    /// SYNs sent so far.
     pub knocks: u64,
     /// Ids the server sends to, by path.
     pub own: BTreeMap<u32, Cid>,

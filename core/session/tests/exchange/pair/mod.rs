@@ -10,6 +10,8 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use d2tp_session::*;
+use rand::{Rng as _, SeedableRng as _};
+use rand_pcg::Pcg32;
 
 pub const MS: Span = Span::from_millis(1);
 
@@ -28,7 +30,7 @@ pub struct Bottleneck {
     pub queue: u64,
     pub busy_until: Time,
     pub manager: QueueManagement,
-    pub dice: u64,
+    pub dice: Pcg32,
 }
 
 /// How a queue is managed: whether it drops packets before it is full.
@@ -43,7 +45,7 @@ pub enum QueueManagement {
     CoDel(CoDel),
 }
 
-/// RFC 8289 §5.
+/// The state of the queue management CoDel (RFC 8289 §5).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CoDel {
     stands_since: Option<Time>,
@@ -94,17 +96,14 @@ impl Bottleneck {
             queue,
             busy_until: Time::ZERO,
             manager: QueueManagement::DropTail,
-            dice: 0x1234_5678_9abc_def1,
+            dice: Pcg32::seed_from_u64(1),
         }
     }
 
     /// Random early drops: none up to a quarter of the queue, 4 % where it is full.
     fn drops_early(&mut self, queued: u64) -> bool {
-        self.dice ^= self.dice << 13;
-        self.dice ^= self.dice >> 7;
-        self.dice ^= self.dice << 17;
         let beyond = (queued * 4).saturating_sub(self.queue);
-        self.dice % 10_000 < beyond * 400 / (self.queue * 3)
+        self.dice.random_range(0..10_000) < beyond * 400 / (self.queue * 3)
     }
 
     /// When a datagram of `n` bytes has passed; `None` if there is no room for it.
@@ -147,7 +146,7 @@ pub struct Wire {
     /// The shared bottleneck towards the device, in addition to the link's own rate.
     pub behind: Option<Rc<RefCell<Bottleneck>>>,
     pub address: SocketAddr,
-    /// Whether it is a stream: packets stay in order, and each end learns when there is room.
+    /// Whether the link is a stream: packets stay in order, and each end learns when there is room.
     pub stream: bool,
     /// The serial line by which the device reaches a bridge, if it is one. The server sees the bridge's
     /// address.

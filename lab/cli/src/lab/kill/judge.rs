@@ -153,9 +153,9 @@ impl KillCase<'_> {
         for from in asked.iter().filter_map(|asked| asked.from) {
             let had = proxy
                 .as_ref()
-                .is_some_and(|proxy| proxy.copies.contains(&from));
+                .is_some_and(|proxy| proxy.files.contains(&from));
             if !had {
-                let copies = proxy.as_ref().map(|proxy| proxy.copies.clone());
+                let copies = proxy.as_ref().map(|proxy| proxy.files.clone());
                 let text = format!("asked from {from}, the proxy had {copies:?}: {asked:?}");
                 self.verdict.repeated.push(text);
             }

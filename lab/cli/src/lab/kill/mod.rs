@@ -27,7 +27,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use origin::Origin;
-use point::{Fault, KillFaultKind, KillFaults, KillPoint};
+use point::{KillEffect, KillFaultKind, KillFaults, KillPoint};
 use stage::KillSetting;
 use verdict::ContractViolations;
 
@@ -37,13 +37,13 @@ const DRAWS_PER_POINT_MAX: u64 = 4;
 /// The number of transfers at once, which mostly wait for the origin.
 const AT_ONCE: usize = 12; // a guess: it keeps two cores busy
 
-/// Options of the verb.
+/// Options of `cedos lab kill`.
 #[derive(Debug, clap::Args)]
 pub struct KillArgs {
     /// How many points to try
     #[arg(long, default_value_t = 40)]
     points: u64,
-    /// Other points
+    /// The seed from which points are drawn
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// What happens at them
@@ -53,7 +53,7 @@ pub struct KillArgs {
     /// transfer's
     #[arg(long, value_name = "WHO:CALL:N")]
     at: Option<KillFaults>,
-    /// Transfers at once
+    /// The number of transfers that run at the same time
     #[arg(long, value_name = "N", default_value_t = AT_ONCE)]
     jobs: usize,
     /// Leave the folders of points that fail, here
@@ -66,7 +66,7 @@ pub struct KillArgs {
 
 /// The results of all points.
 #[derive(Default)]
-struct Tally {
+struct KillTally {
     /// The number of points that were reached.
     points: u64,
     /// The number of transfers that ended before their point.
@@ -81,7 +81,7 @@ struct Tally {
 pub async fn run(args: &KillArgs) -> anyhow::Result<bool> {
     strace::is_there().await.map_err(anyhow::Error::msg)?;
     let asked =
-        |KillFaults(blows): &KillFaults| blows.iter().any(|blow| blow.fault == Fault::Power);
+        |KillFaults(blows): &KillFaults| blows.iter().any(|blow| blow.fault == KillEffect::Power);
     if args
         .at
         .as_ref()
@@ -127,8 +127,8 @@ async fn try_points(
     mut next: Box<dyn FnMut() -> Option<KillPoint>>,
     wanted: u64,
     jobs: usize,
-) -> anyhow::Result<Tally> {
-    let mut tally = Tally::default();
+) -> anyhow::Result<KillTally> {
+    let mut tally = KillTally::default();
     let mut running = JoinSet::new();
     loop {
         // Not more at once than may still be needed.
@@ -156,7 +156,7 @@ async fn try_points(
     }
 }
 
-fn tell(args: &KillArgs, tally: &Tally) {
+fn tell(args: &KillArgs, tally: &KillTally) {
     let count =
         |f: fn(&ContractViolations) -> bool| tally.failing.iter().filter(|(_, v)| f(v)).count();
     let lost = count(|v| !v.lost.is_empty());

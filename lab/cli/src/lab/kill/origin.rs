@@ -3,6 +3,9 @@
 //!
 //! `/CASE/SEED/BYTES/RATE/known/private` (or `unknown`: without a length; or `shared`: caches may
 //! give it to others for ten minutes). It has a strong ETag and supports ranges.
+//!
+//! Not the origin of `lab/rig`: that is for tests alone, and answers one request for each connection,
+//! which would hide what a proxy does with connections that it keeps.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -34,13 +37,13 @@ pub struct KillOriginRequest {
     pub sent: u64,
 }
 
-type Book = Arc<Mutex<HashMap<String, Vec<KillOriginRequest>>>>;
+type RequestsByPath = Arc<Mutex<HashMap<String, Vec<KillOriginRequest>>>>;
 
 /// A running origin; it ends with its runtime.
 #[derive(Clone, Debug)]
 pub struct Origin {
     address: SocketAddr,
-    book: Book,
+    book: RequestsByPath,
 }
 
 impl Origin {
@@ -53,7 +56,7 @@ impl Origin {
             .await
             .context("no port for the origin")?;
         let address = listener.local_addr()?;
-        let book = Book::default();
+        let book = RequestsByPath::default();
         let origin = Origin {
             address,
             book: book.clone(),
@@ -115,7 +118,7 @@ fn range(headers: &HeaderMap, bytes: u64) -> Option<(u64, u64)> {
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
-fn answer(request: &Request<Incoming>, book: &Book) -> Response<Body> {
+fn answer(request: &Request<Incoming>, book: &RequestsByPath) -> Response<Body> {
     let path = request.uri().path().to_owned();
     let head = Response::builder();
     let Some(object) = object(&path) else {

@@ -22,7 +22,7 @@ pub enum Victim {
 
 /// What happens at the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum KillEffect {
     /// SIGKILL, before the call has any effect.
     Kill,
     /// SIGKILL, and the disk loses unwritten data.
@@ -36,7 +36,7 @@ pub enum Fault {
 /// Which faults a run draws from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum KillFaultKind {
-    /// SIGKILL
+    /// The process is killed (SIGKILL)
     Kill,
     /// ENOSPC and EIO
     Disk,
@@ -47,20 +47,20 @@ pub enum KillFaultKind {
 /// One fault at one system call of one program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KillFault {
-    /// The program that it affects.
+    /// The program that the fault affects.
     pub who: Victim,
     /// The system call: a name of [`CALLS`].
     pub call: &'static str,
     /// The number of the call in its thread, from 1.
     pub nth: u32,
     /// What happens at the call.
-    pub fault: Fault,
+    pub fault: KillEffect,
 }
 
-impl Fault {
+impl KillEffect {
     /// Whether the program is killed.
     pub fn kills(self) -> bool {
-        matches!(self, Fault::Kill | Fault::Power)
+        matches!(self, KillEffect::Kill | KillEffect::Power)
     }
 }
 
@@ -118,7 +118,7 @@ const fn call(
 }
 
 impl SystemCall {
-    /// The call of this name.
+    /// The system call of this name, if faults are tried at it.
     pub fn named(name: &str) -> Option<&'static SystemCall> {
         CALLS.iter().find(|call| call.name == name)
     }
@@ -179,10 +179,10 @@ impl KillPoint {
         let turn = index / parties.len() as u64;
         let call = calls[(turn % calls.len() as u64) as usize];
         let fault = match (kind, turn / calls.len() as u64 % 2) {
-            (KillFaultKind::Kill, _) => Fault::Kill,
-            (KillFaultKind::Power, _) => Fault::Power,
-            (KillFaultKind::Disk, 0) => Fault::Full,
-            (KillFaultKind::Disk, _) => Fault::Io,
+            (KillFaultKind::Kill, _) => KillEffect::Kill,
+            (KillFaultKind::Power, _) => KillEffect::Power,
+            (KillFaultKind::Disk, 0) => KillEffect::Full,
+            (KillFaultKind::Disk, _) => KillEffect::Io,
         };
         let blows = party.iter().map(|who| {
             let doublings = u64::from(call.max(*who).ilog2()) + 1;
@@ -220,10 +220,10 @@ impl fmt::Display for KillPoint {
                 Victim::Proxy => "proxy",
             };
             let fault = match blow.fault {
-                Fault::Kill => "",
-                Fault::Power => ":power",
-                Fault::Full => ":enospc",
-                Fault::Io => ":eio",
+                KillEffect::Kill => "",
+                KillEffect::Power => ":power",
+                KillEffect::Full => ":enospc",
+                KillEffect::Io => ":eio",
             };
             let joint = if n > 0 { "+" } else { "" };
             write!(f, "{joint}{who}:{}:{}{fault}", blow.call, blow.nth)?;
@@ -264,10 +264,10 @@ fn blow(text: &str) -> anyhow::Result<KillFault> {
         call: call.name,
         nth: nth.parse().context("the count")?,
         fault: match fault {
-            [] => Fault::Kill,
-            ["power"] => Fault::Power,
-            ["enospc"] => Fault::Full,
-            ["eio"] => Fault::Io,
+            [] => KillEffect::Kill,
+            ["power"] => KillEffect::Power,
+            ["enospc"] => KillEffect::Full,
+            ["eio"] => KillEffect::Io,
             _ => bail!("{fault:?} is none of power, enospc, eio"),
         },
     })

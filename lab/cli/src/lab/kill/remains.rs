@@ -26,6 +26,8 @@ pub struct DeviceRemains {
 pub struct ProxyRemains {
     /// The lengths of the copies for which its journal has a flow.
     pub copies: Vec<u64>,
+    /// The lengths of all copies, also of those that wait for a device whose flow has ended.
+    pub files: Vec<u64>,
     /// Why its journal cannot be read; `None` if it can.
     pub damage: Option<String>,
 }
@@ -82,6 +84,13 @@ impl ProxyRemains {
     /// Reads the state folder `state`.
     pub fn of(state: &Path, scratch: &Path) -> ProxyRemains {
         let mut remains = ProxyRemains::default();
+        for file in fs::read_dir(state.join("copies"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            remains.files.extend(file.metadata().map(|file| file.len()));
+        }
         let path = state.join("journal");
         if !path.exists() {
             return remains;

@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::disk::MountedDisk;
 use super::origin::{KillOriginRequest, Origin};
-use super::point::{Draws, Fault, KillFault, KillPoint, Victim};
+use super::point::{Draws, KillEffect, KillFault, KillPoint, Victim};
 use super::remains::{DeviceRemains, ProxyRemains};
 use super::strace;
 use super::verdict::ContractViolations;
@@ -138,7 +138,7 @@ impl<'a> KillCase<'a> {
         std::fs::create_dir(folder.path().join(DEVICE))?;
         let which = draws.next();
         let mut disks = Vec::new();
-        for blow in point.blows.iter().filter(|b| b.fault == Fault::Power) {
+        for blow in point.blows.iter().filter(|b| b.fault == KillEffect::Power) {
             let place = match blow.who {
                 Victim::Device => DEVICE,
                 Victim::Proxy => PROXY,
@@ -292,7 +292,7 @@ impl<'a> KillCase<'a> {
         let scratch = self.scratch();
         let first = self.proxy_remains.is_none();
         let struck = self.point.on(Victim::Proxy).filter(|_| first);
-        if struck.is_some_and(|blow| blow.fault == Fault::Power) {
+        if struck.is_some_and(|blow| blow.fault == KillEffect::Power) {
             self.cut_power(Victim::Proxy)?;
         }
         let remains = ProxyRemains::of(&self.folder().join(PROXY), &scratch);
@@ -360,11 +360,11 @@ impl<'a> KillCase<'a> {
         let first = self.device_remains.is_none();
         let blow = self.point.on(Victim::Device).filter(|_| first);
         let expected = blow.is_some_and(|blow| match blow.fault {
-            Fault::Kill | Fault::Power => status.signal() == Some(SIGKILL),
-            Fault::Full | Fault::Io => status.code().is_some(),
+            KillEffect::Kill | KillEffect::Power => status.signal() == Some(SIGKILL),
+            KillEffect::Full | KillEffect::Io => status.code().is_some(),
         });
         if expected {
-            if blow.is_some_and(|blow| blow.fault == Fault::Power) {
+            if blow.is_some_and(|blow| blow.fault == KillEffect::Power) {
                 self.cut_power(Victim::Device)?;
             }
             let remains = DeviceRemains::of(&self.device_disk(), &self.scratch());
@@ -512,8 +512,8 @@ impl<'a> KillCase<'a> {
             };
             let log = self.said(log);
             struck &= match blow.fault {
-                Fault::Kill | Fault::Power => remains,
-                Fault::Full | Fault::Io => log.contains("(INJECTED)"),
+                KillEffect::Kill | KillEffect::Power => remains,
+                KillEffect::Full | KillEffect::Io => log.contains("(INJECTED)"),
             };
             for file in strace::synced_again(&log) {
                 let text = format!("{file} was synced again after a failed sync");

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use tokio::process::Command;
 
-use super::point::{Fault, KillFault, SystemCall};
+use super::point::{KillEffect, KillFault, SystemCall};
 
 /// The number of consecutive calls that fail, because a full disk rarely fails for one call only.
 const FAILING: u32 = 3;
@@ -35,9 +35,9 @@ pub fn command(program: &Path, blow: Option<&KillFault>, log: &Path, paths: &[&P
     let pattern = SystemCall::named(blow.call).map_or(blow.call, |call| call.pattern);
     let (first, last) = (blow.nth, blow.nth + FAILING - 1);
     let action = match blow.fault {
-        Fault::Kill | Fault::Power => format!("signal=SIGKILL:when={first}"),
-        Fault::Full => format!("error=ENOSPC:when={first}..{last}"),
-        Fault::Io => format!("error=EIO:when={first}..{last}"),
+        KillEffect::Kill | KillEffect::Power => format!("signal=SIGKILL:when={first}"),
+        KillEffect::Full => format!("error=ENOSPC:when={first}..{last}"),
+        KillEffect::Io => format!("error=EIO:when={first}..{last}"),
     };
     let mut command = Command::new("strace");
     // -y adds the file name to each descriptor.

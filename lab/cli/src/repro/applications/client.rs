@@ -2,7 +2,8 @@
 //!
 //! Calls are for a shell on the lab's device, in their own folder, which is also their home: `$URL`
 //! is the object or the destination of an upload, `$FILE` the file to upload, `out` the downloaded
-//! file, `$CEDOS` this program. A download is complete if the exit code says so.
+//! file, `$CEDOS` this program. A download is complete if the exit code says so. `lab/repro/C10.toml`
+//! describes each client in a sentence.
 
 use super::cell::CellDirection;
 use super::disturbance::Disturbance;
@@ -11,18 +12,16 @@ use super::disturbance::Disturbance;
 pub struct Client {
     /// The client's name in the name of a cell.
     pub name: &'static str,
-    /// Whether it is a program of this project.
+    /// Whether the client is a program of this project.
     pub ours: bool,
-    /// A description of the client and its call.
-    pub about: &'static str,
-    /// The programs that it needs.
+    /// The programs that the client needs.
     needs: &'static [&'static str],
     /// The command that is run before the transfer.
     pub prepare: &'static str,
     down: ClientCall,
     /// The call that uploads; `None` if the client cannot.
     up: Option<ClientCall>,
-    /// The disturbances with which it is run.
+    /// The disturbances with which the client is run.
     disturbed_by: &'static [Disturbance],
 }
 
@@ -80,7 +79,6 @@ pub const CLIENTS: &[Client] = &[
     Client {
         name: "cedos",
         ours: true,
-        about: "`cedos get`, `cedos put`, through a proxy, as they come: free-first, within 6 h",
         needs: &[],
         prepare: "",
         down: call(THROUGH, THROUGH),
@@ -90,7 +88,6 @@ pub const CLIENTS: &[Client] = &[
     Client {
         name: "cedos-direct",
         ours: true,
-        about: "`cedos get` without a proxy; `cedos put` needs one",
         needs: &[],
         prepare: "",
         down: call(DIRECT, DIRECT),
@@ -100,7 +97,6 @@ pub const CLIENTS: &[Client] = &[
     Client {
         name: "cedos-free-only",
         ours: true,
-        about: "`cedos get --policy free-only`, where there is a link that costs",
         needs: &[],
         prepare: "",
         down: call(FREE_ONLY, FREE_ONLY),
@@ -110,7 +106,6 @@ pub const CLIENTS: &[Client] = &[
     Client {
         name: "cedos-any",
         ours: true,
-        about: "`cedos get --policy any`, where there is a link that costs",
         needs: &[],
         prepare: "",
         down: call(ANY, ANY),
@@ -120,7 +115,6 @@ pub const CLIENTS: &[Client] = &[
     Client {
         name: "curl",
         ours: false,
-        about: "`curl -o`, `curl -T`; by hand `curl -C - -o`",
         needs: &["curl"],
         prepare: "",
         down: call("curl -sS -o out \"$URL\"", "curl -sS -C - -o out \"$URL\""),
@@ -133,8 +127,6 @@ pub const CLIENTS: &[Client] = &[
     Client {
         name: "curl-retry",
         ours: false,
-        about: "`curl --retry 1000 --retry-all-errors --retry-delay 2 --speed-limit 1 --speed-time 15 -C -`: \
-                everything it can be told, downloads only",
         needs: &["curl"],
         prepare: "",
         down: call(
@@ -148,7 +140,6 @@ pub const CLIENTS: &[Client] = &[
     Client {
         name: "wget",
         ours: false,
-        about: "`wget -O`, `wget --method=PUT --body-file`; by hand `wget -c -O`",
         needs: &["wget"],
         prepare: "",
         down: call("wget -q -O out \"$URL\"", "wget -q -c -O out \"$URL\""),
@@ -161,7 +152,6 @@ pub const CLIENTS: &[Client] = &[
     Client {
         name: "aria2",
         ours: false,
-        about: "`aria2c -o`; by hand the same again, which continues; it cannot upload",
         needs: &["aria2c"],
         prepare: "",
         down: call(
@@ -174,7 +164,6 @@ pub const CLIENTS: &[Client] = &[
     Client {
         name: "gpodder",
         ours: false,
-        about: "`gpo download` of gPodder; by hand the same again; it cannot upload",
         needs: &["gpo", "python3"],
         prepare: FEED,
         down: call(GPO, GPO),
@@ -184,8 +173,6 @@ pub const CLIENTS: &[Client] = &[
     Client {
         name: "chromium",
         ours: false,
-        about: "Chromium's own download, without a window, driven by its DevTools; by hand from the \
-                beginning; its uploads are not driven",
         needs: &["chromium", "python3"],
         prepare: "",
         down: call(BROWSER, BROWSER),

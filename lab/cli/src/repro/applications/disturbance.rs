@@ -1,4 +1,5 @@
-//! Disturbances of the network in the middle of a transfer.
+//! Disturbances of the network in the middle of a transfer. `lab/repro/C10.toml` describes each in a
+//! sentence.
 
 use std::fmt::Write as _;
 
@@ -36,28 +37,6 @@ impl Disturbance {
             Disturbance::Power => "power",
             Disturbance::Cut => "cut",
             Disturbance::Cellular => "cellular",
-        }
-    }
-
-    /// A description in one sentence.
-    pub fn about(self) -> &'static str {
-        match self {
-            Disturbance::Off => {
-                "off: the interface is off, its address and routes are gone; it comes back with another \
-                 address, behind another NAT"
-            }
-            Disturbance::Power => {
-                "power: the access point has no power and the device has not noticed: carrier, address and \
-                 routes stay, nothing is delivered; it comes back with the same address, its NAT has \
-                 forgotten every mapping"
-            }
-            Disturbance::Cut => {
-                "cut: the access point answers, nothing passes beyond it; carrier, address, routes and NAT \
-                 stay"
-            }
-            Disturbance::Cellular => {
-                "cellular: as off, and another link, metered, is up from the beginning to the end"
-            }
         }
     }
 

@@ -34,14 +34,6 @@ const APART: Duration = Duration::from_millis(2500);
 /// because programs start slowly on a busy machine.
 const AGAIN: usize = 2;
 const AT_ONCE_AGAIN: usize = 8;
-/// The most bytes that a link may carry while no payload may use it: handshakes, probes. // as in
-/// apps/cedos/tests/agent/links.rs
-const CONTROL_BYTES_MAX: u64 = 6_000;
-
-/// How long a changed policy may take to have an effect, in seconds: an epoch of the scheduler,
-/// `cedos edit` itself, a handshake, and data in flight.
-const CHANGE_S: f64 = 1.0;
-
 /// Which cells are to be run.
 #[derive(Clone, Debug)]
 pub struct CellSelection {
@@ -140,7 +132,20 @@ pub fn run(asked: &CellSelection) -> anyhow::Result<Measured> {
         )
     });
     let toggles = asked.include("policy");
-    ensure!(!cells.is_empty() || toggles, "there is no such cell");
+    ensure!(
+        !cells.is_empty() || toggles,
+        "there is no such cell of C10 that can be run here. --only takes a client, or more of a cell's \
+         name, as in curl/down/off/10; clients are {}{}",
+        CLIENTS
+            .iter()
+            .map(|c| c.name)
+            .collect::<Vec<_>>()
+            .join(", "),
+        missing
+            .iter()
+            .map(|one| format!("\n{one}"))
+            .collect::<String>()
+    );
     let mut told = all(&cells, AT_ONCE, asked, folder.path())?;
     for _ in 0..AGAIN {
         let missed: Vec<usize> = (0..cells.len())
@@ -155,8 +160,10 @@ pub fn run(asked: &CellSelection) -> anyhow::Result<Measured> {
     // It runs alone, because it measures seconds.
     let policy = toggles.then(|| policy::run(folder.path())).transpose()?;
     let mut measured = figures(&cells, &told, policy);
-    measured.conditions = conditions(asked, &cells);
-    measured.conditions.extend(missing);
+    if !cells.is_empty() {
+        measured.ours["tried"] = tried(asked, &cells);
+    }
+    measured.conditions = missing;
     measured.conditions.extend(not_in_the_middle(&cells, &told));
     Ok(measured)
 }
@@ -221,30 +228,14 @@ fn figures(cells: &[ApplicationCell], told: &[CellResult], policy: Option<Value>
     }
     let [table, others] = tables;
     let mut ours = json!({ "cells": counts[0].0, "right": counts[0].1, "table": table });
-    let mut mark = vec!["right == cells".to_owned()];
     if let Some(leaked) = leaked {
         ours["free_only_metered_bytes_max"] = json!(leaked);
-        mark.push(format!(
-            "free_only_metered_bytes_max <= {CONTROL_BYTES_MAX}"
-        ));
     }
     if let Some(policy) = policy {
         ours["policy"] = policy;
-        mark.extend([
-            "policy.right == 1".to_owned(),
-            format!("policy.before_bytes <= {CONTROL_BYTES_MAX}"),
-            format!("policy.to_any_s <= {CHANGE_S}"),
-            format!("policy.to_free_only_s <= {CHANGE_S}"),
-            format!("policy.settled_bytes <= {CONTROL_BYTES_MAX}"),
-        ]);
     }
-    Measured {
-        ours,
-        baseline: json!({ "cells": counts[1].0, "right": counts[1].1, "table": others }),
-        mark,
-        conditions: Vec::new(),
-        seeds: 1,
-    }
+    let baseline = json!({ "cells": counts[1].0, "right": counts[1].1, "table": others });
+    Measured::figures(ours, baseline, 1)
 }
 
 fn not_in_the_middle(cells: &[ApplicationCell], told: &[CellResult]) -> Vec<String> {
@@ -260,73 +251,32 @@ fn not_in_the_middle(cells: &[ApplicationCell], told: &[CellResult]) -> Vec<Stri
     .collect()
 }
 
-fn conditions(asked: &CellSelection, cells: &[ApplicationCell]) -> Vec<String> {
-    let delays: Vec<_> = asked.delays_s.iter().map(u32::to_string).collect();
-    let mut all = vec![
-        format!(
-            "{} bytes over emulated Wi-Fi, {mbps} Mb/s both ways, 20 ms; the other link {mbps} Mb/s, 60 ms, \
-             metered; disturbed {} s after the call",
-            cell::BYTES,
-            cell::DISTURBED_S - cell::BEGINS_S,
-            mbps = disturbance::MBPS,
-        ),
-        format!(
-            "away for {} s of real time, nothing scaled; {} of the paper's 10, 30, 60, 120, 300, 3600 s are \
-             not run",
-            delays.join(", "),
-            not_run(&asked.delays_s)
-        ),
-        format!(
-            "hung: not a word until {} s after the network was back, then ended; by hand: the second call, \
-             5 s after the network was back at the earliest",
-            asked.patience_s
-        ),
-        format!(
-            "each cell in a lab of its own, up to {AT_ONCE} at once, begun {} s apart; run again, up to \
-             {AGAIN} times, if less than a twentieth of the object had moved before the disturbance, or \
-             all but a twentieth",
-            APART.as_secs_f64()
-        ),
-        "the origin is the lab's own: HTTP without TLS, ranges, strong ETags, the same bytes each time; so \
-         no cell can show what resuming does where they differ"
-            .to_owned(),
-    ];
-    if asked.include("policy") {
-        all.push(policy::ABOUT.to_owned());
-    }
-    for disturbance in Disturbance::ALL {
-        if cells.iter().any(|cell| cell.disturbance == disturbance) {
-            all.push(disturbance.about().to_owned());
+/// How many cells were run of each client and with each disturbance, for the conditions of the row.
+fn tried(asked: &CellSelection, cells: &[ApplicationCell]) -> Value {
+    let mut counts = [BTreeMap::new(), BTreeMap::new()];
+    for cell in cells {
+        for (counts, name) in counts
+            .iter_mut()
+            .zip([cell.client.name, cell.disturbance.word()])
+        {
+            *counts.entry(name).or_insert(0) += 1;
         }
     }
-    for client in CLIENTS {
-        if cells.iter().any(|cell| cell.client.name == client.name) {
-            all.push(format!("{}: {}", client.name, client.about));
-        }
-    }
-    all
-}
-
-fn not_run(delays_s: &[u32]) -> String {
-    let paper = [10, 30, 60, 120, 300, 3600];
-    let not: Vec<_> = paper
-        .iter()
-        .filter(|s| !delays_s.contains(s))
-        .map(u32::to_string)
-        .collect();
-    if not.is_empty() {
-        "none".to_owned()
-    } else {
-        not.join(", ")
-    }
+    let [clients, disturbances] = counts;
+    json!({
+        "delays_s": asked.delays_s,
+        "patience_s": asked.patience_s,
+        "clients": clients,
+        "disturbances": disturbances,
+    })
 }
 
 /// The result of a client in words, by the number of the disturbance and the delay.
-type InWords = BTreeMap<(usize, u32), String>;
+type CellTexts = BTreeMap<(usize, u32), String>;
 
 /// A table in Markdown for each direction: clients, and the result of each with each disturbance.
 pub fn table(ours: &Value, baseline: &Value) -> String {
-    let mut cells: BTreeMap<(&str, &str), InWords> = BTreeMap::new();
+    let mut cells: BTreeMap<(&str, &str), CellTexts> = BTreeMap::new();
     let both = [ours, baseline].map(|side| side["table"].as_object());
     for (name, told) in both.into_iter().flatten().flatten() {
         let words: Vec<&str> = name.split('/').collect();
@@ -403,7 +353,8 @@ fn in_words(told: &Value, delay_s: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::repro::mark;
+    use crate::repro::runner::RowVenue;
+    use crate::repro::{reproduced, rows};
 
     fn told(ended: UnaidedTransferEnd) -> CellResult {
         CellResult {
@@ -452,7 +403,9 @@ mod tests {
         let cells = cells(&["cedos/down/off/10", "curl/down/off/10"]);
         let holds = |ours, theirs| {
             let measured = figures(&cells, &[told(ours), told(theirs)], None);
-            mark::holds(&measured.mark, &measured.ours).unwrap()
+            reproduced::judge(rows::find("C10").unwrap(), RowVenue::Lab, measured)
+                .unwrap()
+                .holds
         };
         assert!(holds(UnaidedTransferEnd::Right, UnaidedTransferEnd::Hung));
         for ended in [
@@ -465,6 +418,28 @@ mod tests {
         let mut late = told(UnaidedTransferEnd::Right);
         late.in_the_middle = false;
         assert!(!is_right(&late));
+    }
+
+    #[test]
+    fn what_was_tried_is_described_in_the_rows_file_and_nothing_else() {
+        let described = |only: &[&str]| {
+            let asked = CellSelection::default();
+            let mut measured = figures(&[], &[], None);
+            measured.ours["tried"] = tried(&asked, &cells(only));
+            let row = rows::find("C10").unwrap();
+            let judged = reproduced::judge(row, RowVenue::Lab, measured).unwrap();
+            let heads = judged.conditions.into_iter();
+            let heads = heads.filter_map(|text| Some(text.split_once(": ")?.0.to_owned()));
+            let names = |head: &String| !head.contains(' ') && head != "hung";
+            heads.filter(names).collect::<Vec<_>>()
+        };
+        let disturbances = Disturbance::ALL.map(Disturbance::word);
+        let clients = CLIENTS.iter().map(|client| client.name);
+        assert_eq!(
+            described(&[]),
+            disturbances.into_iter().chain(clients).collect::<Vec<_>>()
+        );
+        assert_eq!(described(&["curl/up/cut"]), ["cut", "curl"]);
     }
 
     #[test]

@@ -38,12 +38,6 @@ const LOOK_BYTES: f64 = 3_000.0;
 /// The time in seconds after which granted bytes and bytes in flight have arrived.
 const SETTLED_S: f64 = 2.0;
 
-/// A description in one sentence.
-pub const ABOUT: &str = "policy: `cedos edit` of a download at an agent, free-only, whose Wi-Fi went 6 s before, to any and 10 s \
-     later back; seconds from the edit's beginning to the first 20,000 bytes on the link that costs, and to \
-     the last 3,000 from one look (some 60 ms) to the next, by the interface's counter; settled: from 2 s \
-     after on";
-
 const SCRIPT: &str = r#"
 cd "$AT" || exit 1
 export HOME="$AT" XDG_STATE_HOME="$AT/state" XDG_CONFIG_HOME="$AT/config" CEDOS_AGENT="$AT/agent.sock"

@@ -214,8 +214,7 @@ impl<'a> CaseScope<'a> {
             for scope in scopes {
                 let facts = Value::Object(scope.facts());
                 for template in group {
-                    let wanted = template.condition();
-                    if wanted.map_or(Ok(true), |condition| template::is_true(condition, &facts))? {
+                    if template.counts(&facts)? {
                         marks.push(template::text(template.text(), &facts)?);
                     }
                 }

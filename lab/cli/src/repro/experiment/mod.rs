@@ -25,7 +25,7 @@ mod tests;
 
 use super::runner::{Measured, RowVenue};
 use anyhow::Context;
-use row_file::RowExperiment;
+use row_file::{ConditionTemplate, RowExperiment};
 use runs::PlannedRun;
 use serde_json::{Value, json};
 use source_files::SourceFiles;
@@ -62,16 +62,22 @@ fn measured(
         Ok(value.unwrap_or(Value::Null))
     };
     let facts = Value::Object(scope.facts());
-    let conditions = experiment.conditions.iter();
     Ok(Measured {
         ours: figures("ours", experiment.ours.as_ref())?,
         baseline: figures("baseline", experiment.baseline.as_ref())?,
         mark: scope.marks(&experiment.marks)?,
-        conditions: conditions
-            .map(|text| template::text(text, &facts))
-            .collect::<anyhow::Result<_>>()?,
+        conditions: sentences(&experiment.conditions, &facts)?,
         seeds,
     })
+}
+
+/// The sentences about conditions that apply, with the values of their expressions.
+///
+/// # Errors
+/// An expression is invalid, or names a value that `facts` does not have.
+pub fn sentences(conditions: &[ConditionTemplate], facts: &Value) -> anyhow::Result<Vec<String>> {
+    let all = conditions.iter().map(|condition| condition.sentence(facts));
+    all.filter_map(anyhow::Result::transpose).collect()
 }
 
 /// The values that a row's marks and charts can refer to.

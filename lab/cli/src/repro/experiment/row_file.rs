@@ -1,6 +1,6 @@
 //! The format of `lab/repro/ID.toml`: one result of a paper.
 //!
-//! The top level of a file applies to every venue; `[sim]` and `[lab]` contain the differences.
+//! The top level of a file applies to every venue; `[sim]`, `[lab]` and `[tunnel]` contain the differences.
 //! Files are strict: an unknown key is an error, which suggests a similar key.
 
 use crate::repro::runner::RowVenue;
@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use toml::{Table, Value};
 
 use super::chart_template::ChartTemplate;
+use super::template;
 
 /// A result of one of the papers, and how it is measured in each venue.
 #[derive(Debug)]
@@ -84,7 +85,7 @@ pub struct RowExperiment {
     pub contradicts: Vec<String>,
     /// Conditions and assumptions.
     #[serde(default)]
-    pub conditions: Vec<String>,
+    pub conditions: Vec<ConditionTemplate>,
     /// The charts of the row.
     #[serde(default, rename = "chart")]
     pub charts: Vec<ChartTemplate>,
@@ -105,7 +106,7 @@ pub struct RowVariant {
     /// In the simulator: settings of the two ends.
     #[serde(default)]
     pub ends: Table,
-    /// The condition for the cases in which it is run; all if absent.
+    /// The condition for the cases in which the variant is run; all if absent.
     #[serde(default, rename = "if")]
     pub condition: Option<String>,
 }
@@ -118,20 +119,29 @@ pub enum MarkTemplate {
     Always(String),
     /// A mark that counts only if this is true of the runs.
     If {
-        /// An expression over the runs.
+        /// An expression over the runs, or over the figures of a runner.
         #[serde(rename = "if")]
         condition: String,
-        /// The comparison.
+        /// The comparison that must hold.
         mark: String,
     },
 }
 
 impl MarkTemplate {
-    /// The comparison.
+    /// The comparison that must hold.
     pub fn text(&self) -> &str {
         match self {
             MarkTemplate::Always(mark) | MarkTemplate::If { mark, .. } => mark,
         }
+    }
+
+    /// Whether the mark counts: its condition, if it has one, is true of these values.
+    ///
+    /// # Errors
+    /// The condition is invalid, or names a value that `facts` does not have.
+    pub fn counts(&self, facts: &serde_json::Value) -> anyhow::Result<bool> {
+        self.condition()
+            .map_or(Ok(true), |condition| template::is_true(condition, facts))
     }
 
     /// The condition of the mark; `None`: it always counts.
@@ -143,8 +153,47 @@ impl MarkTemplate {
     }
 }
 
+/// A sentence about the conditions of a measurement, or an assumption.
+#[derive(Debug, Deserialize)]
+#[serde(untagged, deny_unknown_fields)]
+pub enum ConditionTemplate {
+    /// A sentence with expressions in braces.
+    Always(String),
+    /// A sentence that is left out unless an expression is true.
+    If {
+        /// An expression over the runs, or over the figures of a runner.
+        #[serde(rename = "if")]
+        condition: String,
+        /// The sentence, with expressions in braces.
+        text: String,
+    },
+}
+
+impl ConditionTemplate {
+    /// The sentence with the values of its expressions; `None` if it is to be left out.
+    ///
+    /// # Errors
+    /// An expression is invalid, or names a value that `facts` does not have.
+    pub fn sentence(&self, facts: &serde_json::Value) -> anyhow::Result<Option<String>> {
+        let text = match self {
+            ConditionTemplate::Always(text) => text,
+            ConditionTemplate::If { condition, text } => {
+                if !template::is_true(condition, facts)? {
+                    return Ok(None);
+                }
+                text
+            }
+        };
+        template::text(text, facts).map(Some)
+    }
+}
+
 /// The names of the venues in a file, in order of preference.
-const VENUES: [(&str, RowVenue); 2] = [("sim", RowVenue::Sim), ("lab", RowVenue::Lab)];
+const VENUES: [(&str, RowVenue); 3] = [
+    ("sim", RowVenue::Sim),
+    ("lab", RowVenue::Lab),
+    ("tunnel", RowVenue::Tunnel),
+];
 
 impl ResultRow {
     /// Parses the row in this text; `file` is for messages.
@@ -177,7 +226,7 @@ impl ResultRow {
         };
         ensure!(
             !own.is_empty() || shared.is_empty(),
-            "{file}: has neither [sim] nor [lab], so what else it has says nothing"
+            "{file}: has neither [sim] nor [lab] nor [tunnel], so what else it has says nothing"
         );
         for (name, venue, table) in own {
             let at = || format!("{file}: [{name}]");
@@ -258,8 +307,8 @@ impl RowExperiment {
             let name = &variant.name;
             let twice = self.variants[..n].iter().any(|other| other.name == *name);
             ensure!(!twice, "two variants are called {name}");
-            let of_lab = venue == RowVenue::Lab || variant.over.is_none();
-            ensure!(of_lab, "variant {name}: `over` is of [lab]");
+            let is_real = venue != RowVenue::Sim || variant.over.is_none();
+            ensure!(is_real, "variant {name}: `over` is of [lab] and [tunnel]");
         }
         for axis in &self.axes {
             let lengths: Vec<_> = axis

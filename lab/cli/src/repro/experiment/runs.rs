@@ -8,7 +8,7 @@ use super::cases::{NamedValues, json_of, resolve};
 use super::row_file::{RowExperiment, RowVariant};
 use super::source_files::SourceFiles;
 use super::template;
-use crate::repro::emulated::Emulated;
+use crate::repro::emulated::{D2TP, StartedLabRun, TUNNEL};
 use crate::repro::measured::by_bench;
 use crate::repro::runner::RowVenue;
 use anyhow::{Context, anyhow, ensure};
@@ -35,7 +35,7 @@ pub struct CaseRuns {
 /// One run that is planned.
 pub struct PlannedRun<'a> {
     case: usize,
-    /// What is run.
+    /// The variant that is run.
     pub variant: &'a RowVariant,
     /// The values of the names in this run.
     pub named: NamedValues,
@@ -53,7 +53,8 @@ pub fn reports(
 ) -> anyhow::Result<Vec<Value>> {
     match venue {
         RowVenue::Sim => simulated(planned, files),
-        RowVenue::Lab => on_real_sockets(experiment, planned, files),
+        RowVenue::Lab => on_real_sockets(experiment, planned, files, D2TP),
+        RowVenue::Tunnel => on_real_sockets(experiment, planned, files, TUNNEL),
     }
 }
 
@@ -202,11 +203,13 @@ fn simulate(run: &PlannedRun<'_>, files: &SourceFiles) -> anyhow::Result<Value> 
     Ok(scenario.facts(&report))
 }
 
-/// Carries out the runs on real sockets, and returns the reports in their order.
+/// Carries out the runs on real sockets, and returns the reports in their order. `client`: the options of those that the
+/// kernel does not carry.
 fn on_real_sockets(
     experiment: &RowExperiment,
     planned: &[PlannedRun<'_>],
     files: &SourceFiles,
+    client: &[&str],
 ) -> anyhow::Result<Vec<Value>> {
     let mut reports = Vec::new();
     let mut by_bench = BTreeMap::new();
@@ -219,7 +222,8 @@ fn on_real_sockets(
             }
             continue;
         }
-        let begun: Vec<_> = at_once.iter().map(begin).collect::<anyhow::Result<_>>()?;
+        let begun = at_once.iter().map(|run| begin(run, client));
+        let begun: Vec<_> = begun.collect::<anyhow::Result<_>>()?;
         for (run, begun) in at_once.iter().zip(begun) {
             let report = begun.report().with_context(|| words(run))?;
             reports.push(parsed(&run.scenario, files)?.facts(&report));
@@ -228,10 +232,10 @@ fn on_real_sockets(
     Ok(reports)
 }
 
-fn begin(run: &PlannedRun<'_>) -> anyhow::Result<Emulated> {
-    let over = run.variant.over.iter();
-    let options: Vec<&str> = over.flat_map(|over| ["--over", over.as_str()]).collect();
-    Emulated::begin(&run.scenario, &options).with_context(|| words(run))
+fn begin(run: &PlannedRun<'_>, client: &[&str]) -> anyhow::Result<StartedLabRun> {
+    let over = run.variant.over.as_ref();
+    let options = over.map_or(client.to_vec(), |over| vec!["--over", over.as_str()]);
+    StartedLabRun::begin(&run.scenario, &options).with_context(|| words(run))
 }
 
 /// The output of the bench program. The same arguments return the same output again.
@@ -305,7 +309,7 @@ struct EndsSettings {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct EndSettings {
-    /// The congestion controller for data that it sends.
+    /// The congestion controller for data that the end sends.
     congestion: Option<String>,
     /// λ of DRWA: the end, as a receiver, adjusts its window by what arrives.
     drwa: Option<f64>,

@@ -31,7 +31,7 @@ const SCENARIOS: &[(&str, &str)] = scenarios![
     "two-paths-uneven.toml"
 ];
 
-/// Traces of those scenarios.
+/// Traces that the included scenarios name.
 const TRACES: &[(&str, &str)] = traces![
     "cell-evdo-a.csv"
     "cell-evdo-b.csv"

@@ -12,14 +12,14 @@ use serde_json::json;
 
 use super::model::TcpHoleModel;
 use super::{
-    CABERNET, HoleCase, HoleSessionBytes, Rates, SESSION, Sums, bridge_properties, carried,
-    evenly_30, least, scenario, wifi_link, wifi_properties,
+    CABERNET, CaseTotals, HoleCase, HoleSessionBytes, LEAD, LinkRates, SESSION, bridge_properties,
+    carried, evenly_30, least, scenario, wifi_link, wifi_properties,
 };
 use crate::repro::measured::by_bench;
 use crate::repro::runner::Measured;
 
 /// The cases on real sockets.
-const CASES_LAB: [(&str, HoleCase); 5] = [
+pub(super) const CASES_LAB: [(&str, HoleCase); 5] = [
     ("even_5", evenly_30(5)),
     ("even_15", evenly_30(15)),
     ("even_30", evenly_30(30)),
@@ -27,8 +27,6 @@ const CASES_LAB: [(&str, HoleCase); 5] = [
     ("stay_4_hole_32", CABERNET),
 ];
 
-/// When the first outage begins at the earliest: all flows have started by then.
-const LEAD: Span = Span::from_secs(10);
 /// The most links of one scenario. It is even, so that pairs are measured together.
 const LANES_MAX: usize = 16;
 /// The number of further sequences of outages for each case that TCP is run with, because it loses
@@ -39,7 +37,7 @@ const COURSES: u64 = 3;
 
 /// The measurements of the bench.
 #[derive(Deserialize)]
-struct Lanes {
+struct HoleLabMeasurements {
     rows: Vec<HoleLabLink>,
 }
 
@@ -58,28 +56,31 @@ impl HoleLabLink {
 /// On real sockets: D2TP over both links, and over each alone; kernel TCP without the bridge, and
 /// with it by switching as the authors did; the model compared with the measurement.
 pub fn emulate() -> anyhow::Result<Measured> {
-    let holes = course(0);
+    let holes = course(0, SESSION);
     let length = Holes::none(SESSION).after(LEAD).length();
     let whole = Holes::none(length);
     let per_s = |carried: HoleSessionBytes| carried.all / length.as_secs_f64();
     // All at once: each takes four minutes and little processor time.
-    let by_themselves =
-        [scenario(1, Some(&whole), false), scenario(1, None, true)].map(|text| Lab::start(&text));
+    let by_themselves = [
+        scenario(1, length, Some(&whole), false),
+        scenario(1, length, None, true),
+    ]
+    .map(|text| Lab::start(&text));
     let (tcp, first) = std::thread::scope(|scope| {
         let d2tp = scope.spawn(|| both_and_alone(&holes));
         (tcp_lanes(&whole, &holes), d2tp.join())
     });
     let (tcp, first) = (tcp?, first.expect("it does not panic")?);
     let [wifi, bridge] = by_themselves.map(|lab| lab.and_then(Lab::end));
-    let rates = Rates {
+    let rates = LinkRates {
         wifi: per_s(wifi?),
         bridge: per_s(bridge?),
     };
     let model = TcpHoleModel::of(tcp.rows[0].bytes_per_s());
     let mut d2tp = vec![(holes.clone(), first)];
-    let mut more = vec![Beside::default(); CASES_LAB.len()];
+    let mut more = vec![TcpBesideModel::default(); CASES_LAB.len()];
     for n in 1..COURSES {
-        let holes = course(n);
+        let holes = course(n, SESSION);
         let came = std::thread::scope(|scope| {
             let d2tp = scope.spawn(|| both_and_alone(&holes));
             let from = 1 + (n - 1) * COURSES_MORE;
@@ -91,7 +92,7 @@ pub fn emulate() -> anyhow::Result<Measured> {
     let (mut cases, mut baseline) = (serde_json::Map::new(), serde_json::Map::new());
     let (mut shares, mut by_alone, mut errors) = (Vec::new(), Vec::new(), Vec::new());
     for (n, ((name, _), holes)) in CASES_LAB.iter().zip(&holes).enumerate() {
-        let mut sums = Sums::default();
+        let mut sums = CaseTotals::default();
         for (holes, came) in &d2tp {
             let (both, alone) = came[n];
             sums.add(&rates, &holes[n], both, alone.all);
@@ -132,14 +133,14 @@ pub fn emulate() -> anyhow::Result<Measured> {
 
 /// The model and what TCP carried, in kb/s summed over sequences of outages.
 #[derive(Clone, Default)]
-struct Beside {
+struct TcpBesideModel {
     courses: u64,
     said: f64,
     cubic: f64,
     reno: f64,
 }
 
-impl Beside {
+impl TcpBesideModel {
     fn add(
         &mut self,
         model: &TcpHoleModel,
@@ -165,19 +166,19 @@ impl Beside {
     }
 }
 
-/// A sequence of outages for each case.
-fn course(n: u64) -> Vec<Holes> {
+/// A sequence of outages for each case, in sessions of this length.
+pub(super) fn course(n: u64, session: Span) -> Vec<Holes> {
     (CASES_LAB.iter().zip(1..))
         .map(|((_, case), seed)| (case, 100 * n + seed))
-        .map(|(case, seed)| Holes::drawn(seed, case.stays, case.holes, SESSION).after(LEAD))
+        .map(|(case, seed)| Holes::drawn(seed, case.stays, case.holes, session).after(LEAD))
         .collect()
 }
 
 /// What D2TP carries in each case, over both links and over Wi-Fi alone.
 fn both_and_alone(holes: &[Holes]) -> anyhow::Result<Vec<(HoleSessionBytes, HoleSessionBytes)>> {
     let begun = |(seed, holes): (u64, &Holes)| {
-        let both = Lab::start(&scenario(seed, Some(holes), true))?;
-        anyhow::Ok((both, Lab::start(&scenario(seed, Some(holes), false))?))
+        let lab = |bridge| Lab::start(&scenario(seed, holes.length(), Some(holes), bridge));
+        anyhow::Ok((lab(true)?, lab(false)?))
     };
     let labs: anyhow::Result<Vec<_>> = (1..).zip(holes).map(begun).collect();
     let ended = |(both, alone): (Lab, Lab)| anyhow::Ok((both.end()?, alone.end()?));
@@ -188,10 +189,10 @@ fn both_and_alone(holes: &[Holes]) -> anyhow::Result<Vec<(HoleSessionBytes, Hole
 fn more_of_tcp(
     model: &TcpHoleModel,
     courses: Range<u64>,
-    more: &mut [Beside],
+    more: &mut [TcpBesideModel],
 ) -> anyhow::Result<()> {
     let dead = ("dead = true".to_owned(), "dead = false".to_owned());
-    let drawn: Vec<Vec<Holes>> = courses.map(course).collect();
+    let drawn: Vec<Vec<Holes>> = courses.map(|n| course(n, SESSION)).collect();
     let courses: Vec<Vec<Holes>> = (0..CASES_LAB.len())
         .map(|case| drawn.iter().map(|course| course[case].clone()).collect())
         .collect();
@@ -207,7 +208,7 @@ fn more_of_tcp(
     });
     let rows: Vec<HoleLabLink> = (measured
         .into_iter()
-        .collect::<anyhow::Result<Vec<Lanes>>>()?)
+        .collect::<anyhow::Result<Vec<HoleLabMeasurements>>>()?)
     .into_iter()
     .flat_map(|lanes| lanes.rows)
     .collect();
@@ -223,7 +224,7 @@ fn more_of_tcp(
     Ok(())
 }
 
-fn tcp_lanes(whole: &Holes, holes: &[Holes]) -> anyhow::Result<Lanes> {
+fn tcp_lanes(whole: &Holes, holes: &[Holes]) -> anyhow::Result<HoleLabMeasurements> {
     let dead = ("dead = true".to_owned(), "dead = false".to_owned());
     let bridged = (bridge_properties(), wifi_properties());
     let mut links = vec![(whole, "tcp", &dead)];
@@ -238,7 +239,7 @@ fn tcp_lanes(whole: &Holes, holes: &[Holes]) -> anyhow::Result<Lanes> {
 }
 
 /// Runs a flow over each of these Wi-Fi links, with settings for the times in outages and outside.
-fn lanes(links: &[(&Holes, &str, &(String, String))]) -> anyhow::Result<Lanes> {
+fn lanes(links: &[(&Holes, &str, &(String, String))]) -> anyhow::Result<HoleLabMeasurements> {
     let mut text = "duration_s = 86_400\n".to_owned();
     for (n, (holes, _, (gone, there))) in links.iter().enumerate() {
         text += &wifi_link(&format!("lane{n}"), holes, "none", gone, there);
@@ -250,7 +251,7 @@ fn lanes(links: &[(&Holes, &str, &(String, String))]) -> anyhow::Result<Lanes> {
         .context("an odd folder for temporary files")?;
     let peers: Vec<_> = links.iter().map(|(_, peer, _)| *peer).collect();
     let seconds = SESSION.as_secs_f64().to_string();
-    let lanes: Lanes = by_bench(&[
+    let lanes: HoleLabMeasurements = by_bench(&[
         "lanes",
         "--scenario",
         path,

@@ -11,6 +11,7 @@
 
 mod lab;
 mod model;
+mod tunnel;
 
 use super::runner::Measured;
 use anyhow::Context;
@@ -20,9 +21,13 @@ use serde_json::{Value, json};
 
 pub use lab::emulate;
 use model::TcpHoleModel;
+pub use tunnel::{TunnelHoles, emulate as emulate_tunnel, tunnelled};
 
 /// The length of the authors' sessions.
-const SESSION: Span = Span::from_secs(240);
+const SESSION_S: u64 = 240;
+const SESSION: Span = Span::from_secs(SESSION_S);
+/// On real sockets: when the first outage begins at the earliest. All flows have started by then.
+const LEAD: Span = Span::from_secs(10);
 /// The number of sessions of each case in virtual time.
 const SESSIONS: u64 = 10;
 /// The rate of Wi-Fi: the paper's TCP carried 2.6 Mb/s without outages.
@@ -98,12 +103,12 @@ const CASES: [(&str, HoleCase); 11] = [
 
 /// The rates of the two links alone, in bytes per second.
 #[derive(Clone, Copy)]
-struct Rates {
+struct LinkRates {
     wifi: f64,
     bridge: f64,
 }
 
-impl Rates {
+impl LinkRates {
     fn ideal(&self, holes: &Holes) -> f64 {
         let there = holes.there();
         let gone = holes.length().saturating_sub(there);
@@ -120,7 +125,7 @@ struct HoleSessionBytes {
 
 /// Sessions of one case.
 #[derive(Default)]
-struct Sums {
+struct CaseTotals {
     sessions: u64,
     lasted_s: f64,
     there_s: f64,
@@ -132,8 +137,8 @@ struct Sums {
     by_alone_least: Option<f64>,
 }
 
-impl Sums {
-    fn add(&mut self, rates: &Rates, holes: &Holes, both: HoleSessionBytes, alone: f64) {
+impl CaseTotals {
+    fn add(&mut self, rates: &LinkRates, holes: &Holes, both: HoleSessionBytes, alone: f64) {
         let least = |before: Option<f64>, now: f64| Some(before.map_or(now, |b: f64| b.min(now)));
         let ideal = rates.ideal(holes);
         self.sessions += 1;
@@ -176,17 +181,20 @@ impl Sums {
 pub fn simulate() -> anyhow::Result<Measured> {
     let whole = Holes::none(SESSION);
     let per_s = |carried: HoleSessionBytes| carried.all / SESSION.as_secs_f64();
-    let rates = Rates {
-        wifi: per_s(in_virtual_time(1, &scenario(1, Some(&whole), false))?),
-        bridge: per_s(in_virtual_time(1, &scenario(1, None, true))?),
+    let rates = LinkRates {
+        wifi: per_s(in_virtual_time(
+            1,
+            &scenario(1, SESSION, Some(&whole), false),
+        )?),
+        bridge: per_s(in_virtual_time(1, &scenario(1, SESSION, None, true))?),
     };
     let model = TcpHoleModel::of(rates.wifi);
     let run = &|(name, case): (&'static str, HoleCase)| {
-        let (mut sums, mut tcp) = (Sums::default(), 0.0);
+        let (mut sums, mut tcp) = (CaseTotals::default(), 0.0);
         for seed in 1..=SESSIONS {
             let holes = Holes::drawn(seed, case.stays, case.holes, SESSION);
-            let both = in_virtual_time(seed, &scenario(seed, Some(&holes), true))?;
-            let alone = in_virtual_time(seed, &scenario(seed, Some(&holes), false))?;
+            let both = in_virtual_time(seed, &scenario(seed, SESSION, Some(&holes), true))?;
+            let alone = in_virtual_time(seed, &scenario(seed, SESSION, Some(&holes), false))?;
             sums.add(&rates, &holes, both, alone.all);
             tcp += model.carries(&holes, 0.0);
         }
@@ -250,10 +258,9 @@ fn carried(report: &RunReport) -> anyhow::Result<HoleSessionBytes> {
     })
 }
 
-/// A scenario with a download over a Wi-Fi with these outages, if there is one, and the bridge, if
-/// there is one.
-fn scenario(seed: u64, wifi: Option<&Holes>, bridge: bool) -> String {
-    let length = wifi.map_or(SESSION, Holes::length);
+/// A scenario of this length with a download over a Wi-Fi with these outages, if there is one, and
+/// the bridge, if there is one.
+fn scenario(seed: u64, length: Span, wifi: Option<&Holes>, bridge: bool) -> String {
     let mut text = format!(
         "seed = {seed}\nduration_s = {}\n\n[[flow]]\nbytes = 100_000_000\n",
         length.as_secs_f64()
@@ -303,7 +310,7 @@ fn bridge_properties() -> String {
 mod tests {
     use super::*;
 
-    const RATES: Rates = Rates {
+    const RATES: LinkRates = LinkRates {
         wifi: 320_000.0,
         bridge: 5_500.0,
     };
@@ -318,7 +325,7 @@ mod tests {
     #[test]
     fn scenarios_parse_with_every_hole_in_them() {
         let holes = Holes::drawn(3, CABERNET.stays, CABERNET.holes, SESSION);
-        let text = scenario(3, Some(&holes), true);
+        let text = scenario(3, SESSION, Some(&holes), true);
         let scenario = Scenario::parse("E1", &text, &mut |_| unreachable!()).unwrap();
         assert_eq!(scenario.links.len(), 2);
         let begins = scenario.links[0]

@@ -26,9 +26,9 @@ type Batch = (u64, u64, u64);
 /// How the downloads are carried.
 #[derive(Clone, Copy)]
 enum ScheduleTransport {
-    /// Through one agent.
+    /// One agent runs all jobs.
     Agent,
-    /// In a process each, with this scheduler.
+    /// Each job runs in a process of its own, with this scheduler.
     Itself(&'static str),
 }
 

@@ -1,7 +1,7 @@
 //! The undisturbed case: a download, a page and a film, directly and through Cedos, in turn on the
 //! same link.
 
-use super::site::{AGENT, OBJECT_BYTES, Site, page_sum};
+use super::site::{AGENT, OBJECT_BYTES, ProgramFolder, page_sum};
 use anyhow::ensure;
 use cedos_lab_scenario::SampleSummary;
 use serde_json::{Map, Value, json};
@@ -37,7 +37,7 @@ pub type TimedResults = Map<String, Value>;
 
 /// A thing to be timed: what it needs, and the script that appends its seconds to `$AT/NAME.direct`
 /// and `.through`.
-struct Timed {
+struct TimedProgram {
     name: &'static str,
     needs: &'static [&'static str],
     makes: &'static [&'static str],
@@ -45,22 +45,22 @@ struct Timed {
     n: usize,
 }
 
-const TIMED: [Timed; 3] = [
-    Timed {
+const TIMED: [TimedProgram; 3] = [
+    TimedProgram {
         name: "download",
         needs: &["curl"],
         makes: &[],
         script: download,
         n: DOWNLOADS,
     },
-    Timed {
+    TimedProgram {
         name: "page",
         needs: &["chromium", "nginx"],
         makes: &[],
         script: page,
         n: BROWSERS * (LOADS - 1),
     },
-    Timed {
+    TimedProgram {
         name: "video",
         needs: &["mpv", "ffmpeg", "nginx"],
         makes: &[super::site::CLIP_MAKE],
@@ -107,11 +107,12 @@ fn video() -> String {
     both.repeat(FILMS)
 }
 
-/// The times of each thing, our ratio to the direct ones, and what was not timed.
+/// The times of each thing, our ratio to the direct ones, and what was not timed. There are no
+/// figures if nothing could be timed.
 ///
 /// # Errors
 /// There is no lab, or something was not timed often enough.
-pub fn run(site: &Site) -> anyhow::Result<(Value, Value, Vec<String>)> {
+pub fn run(site: &ProgramFolder) -> anyhow::Result<(Value, Value, Vec<String>)> {
     let (mut ready, mut missing) = (Vec::new(), Vec::new());
     let mut script = AGENT.to_owned();
     for timed in TIMED {
@@ -122,6 +123,9 @@ pub fn run(site: &Site) -> anyhow::Result<(Value, Value, Vec<String>)> {
             }
             Err(why) => missing.push(format!("not timed: {}: {why}", timed.name)),
         }
+    }
+    if ready.is_empty() {
+        return Ok((json!({}), json!({}), missing));
     }
     script += "kill $agent\n";
     let before = site.text("reports").lines().count();
@@ -180,24 +184,6 @@ fn loads(reports: &[&str], way: &str) -> Vec<f64> {
     };
     let lines = reports.iter().filter(|line| line.starts_with(&of));
     lines.filter_map(seconds).collect()
-}
-
-/// The marks on the times.
-pub fn marks(ours: &Value) -> Vec<String> {
-    let timed = ours["slower_pct"].as_object().into_iter().flatten();
-    timed
-        .map(|(name, _)| format!("slower_pct.{name} <= 5"))
-        .collect()
-}
-
-/// The conditions of the measurement.
-pub fn condition() -> String {
-    format!(
-        "slower_pct: medians, in turn on one link of 40 Mb/s and 20 ms; download: {DOWNLOADS} of {DOWNLOAD_BYTES} \
-         bytes by curl; page: {OBJECTS} objects of {OBJECT_BYTES} bytes by Chromium through the agent's proxy, from \
-         navigation to the last byte, {BROWSERS} browsers, the first load of each not counted; video: {SHOWN_S} s of \
-         film by mpv, {FILMS} times, from its start to its end"
-    )
 }
 
 #[cfg(test)]

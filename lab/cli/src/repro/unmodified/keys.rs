@@ -7,7 +7,7 @@
 //!  keys.py ── cedos run -- ssh ══ D2Prox ─────── TCP ──┘
 //! ```
 
-use super::site::Site;
+use super::site::ProgramFolder;
 use anyhow::Context;
 use cedos_lab_scenario::SampleSummary;
 use serde_json::{Value, json};
@@ -22,9 +22,6 @@ const IDLE_S: u32 = 30;
 
 const WIFI_RTT_MS: f64 = 20.0;
 const CELLULAR_RTT_MS: f64 = 50.0;
-/// The most that the first echo may take in addition to a round trip, in milliseconds. // the row's
-/// mark
-pub const AFTER_MS: f64 = 100.0;
 /// Switches of each kind.
 const SWITCHES: u32 = 6;
 
@@ -81,7 +78,7 @@ fn typing(out: &str, keys: u32, words: &str, run: &str) -> String {
 ///
 /// # Errors
 /// There is no lab, or some echoes were missing.
-pub fn run(site: &Site) -> anyhow::Result<(Value, Value)> {
+pub fn run(site: &ProgramFolder) -> anyhow::Result<(Value, Value)> {
     let script = format!(
         "{} &\nwaits=$!\nsleep 0.03\n{}\nwait $waits\n",
         typing("direct", KEYS, &format!("{EVERY_S} 0"), ""),
@@ -111,7 +108,7 @@ pub fn run(site: &Site) -> anyhow::Result<(Value, Value)> {
     };
     let (direct, through, switched) = (told("direct")?, told("through")?, told("switched")?);
     let (tcp, d2tp) = (latency(&direct), latency(&through));
-    let after = After::of(&switched);
+    let after = FirstEchoDelays::of(&switched);
     let added = |which: &str| Some(d2tp[which].as_f64()? - tcp[which].as_f64()?);
     let ours = json!({
         "echo_ms": d2tp,
@@ -126,47 +123,6 @@ pub fn run(site: &Site) -> anyhow::Result<(Value, Value)> {
         "settled_cpu_ms": through["settled_ms"],
     });
     Ok((ours, json!({ "echo_ms": tcp })))
-}
-
-/// The marks on the figures.
-pub fn marks() -> Vec<String> {
-    vec![
-        "keys.added_ms <= 1".to_owned(),
-        format!("keys.first_echo_with_another_ms.n == {SWITCHES}"),
-        format!("keys.first_echo_with_none_ms.n == {SWITCHES}"),
-        format!(
-            "keys.first_echo_with_another_ms.max <= {}",
-            CELLULAR_RTT_MS + AFTER_MS
-        ),
-        format!(
-            "keys.first_echo_with_none_ms.max <= {}",
-            WIFI_RTT_MS + AFTER_MS
-        ),
-        "keys.idle_cpu_ticks <= 0".to_owned(),
-        "keys.settled_cpu_ticks <= 0".to_owned(),
-    ]
-}
-
-/// The conditions of the measurement.
-pub fn conditions() -> Vec<String> {
-    vec![
-        format!(
-            "keys: {KEYS} each way, typed every {:.0} ms into two ssh sessions at the same time on one path of 40 \
-             Mb/s and {WIFI_RTT_MS} ms, one of them by `cedos run`; medians; the remote program gives each byte back",
-            1000.0 * EVERY_S
-        ),
-        format!(
-            "first_echo: from the instant Wi-Fi's address is gone while cellular ({CELLULAR_RTT_MS} ms) is up, or from \
-             the instant Wi-Fi has another after two seconds without any network, to the first echo that came by the \
-             new path: one that comes within half its round trip came by the old one and is not counted"
-        ),
-        format!(
-            "idle: user and system time of `cedos run`, all threads, in clock ticks and by the scheduler's count, \
-             over {IDLE_S} s from a second after the last key, in which its path asks four or five times whether it is \
-             still open; settled: over the next {IDLE_S} s, in which it asks once or twice. A tick is 10 ms: of what takes a share of it one \
-             is counted in as many runs"
-        ),
-    ]
 }
 
 fn numbers(list: &Value) -> Vec<f64> {
@@ -187,17 +143,17 @@ fn latency(told: &Value) -> Value {
 
 /// The delays of first echoes after switches, in ms.
 #[derive(Debug, Default, PartialEq)]
-struct After {
+struct FirstEchoDelays {
     /// Wi-Fi was lost while cellular was up.
     with_another: Vec<f64>,
     /// There was no network, and Wi-Fi returned.
     with_none: Vec<f64>,
 }
 
-impl After {
-    fn of(told: &Value) -> After {
+impl FirstEchoDelays {
+    fn of(told: &Value) -> FirstEchoDelays {
         let echoes = numbers(&told["echoes"]);
-        let mut after = After::default();
+        let mut after = FirstEchoDelays::default();
         let mut cellular = true;
         for change in told["changes"].as_array().into_iter().flatten() {
             let (Some(at), Some(link), Some(up)) =
@@ -234,10 +190,10 @@ mod tests {
                 [12.5, "wlan0", false], [13.0, "wlan0", true],
             ],
         });
-        let After {
+        let FirstEchoDelays {
             with_another,
             with_none,
-        } = After::of(&told);
+        } = FirstEchoDelays::of(&told);
         assert_eq!(
             with_another.iter().map(|ms| ms.round()).collect::<Vec<_>>(),
             [250.0]

@@ -16,7 +16,7 @@ mod wave;
 use super::runner::Measured;
 use anyhow::ensure;
 use serde_json::{Value, json};
-use site::{SSH_MAKE, Site};
+use site::{ProgramFolder, SSH_MAKE};
 use wave::{ProgramBatch, WaveResult};
 
 /// The parts, as `--only` names them.
@@ -66,16 +66,14 @@ pub fn run(only: &[String]) -> anyhow::Result<Measured> {
     for name in only {
         ensure!(
             PARTS.contains(&&**name),
-            "there is no such part: {name} is none of {}",
+            "there is no such part of C11: {name}. --only takes {}",
             PARTS.join(", ")
         );
     }
     let wanted = |part: &str| only.is_empty() || only.iter().any(|name| name == part);
-    let site = Site::new()?;
+    let site = ProgramFolder::new()?;
     let mut came = WaveResult::default();
     let (mut ours, mut baseline) = (json!({}), json!({}));
-    let mut mark = Vec::new();
-    let mut conditions = Vec::new();
     // Parts that need quiet come first, so that remaining browser processes do not disturb them.
     if wanted("keys") {
         match site.make(&["ssh", "sshd", "python3", "root"], &[SSH_MAKE]) {
@@ -83,18 +81,14 @@ pub fn run(only: &[String]) -> anyhow::Result<Measured> {
                 let (figures, theirs) = keys::run(&site)?;
                 ours["keys"] = figures;
                 baseline["keys"] = theirs;
-                mark.extend(keys::marks());
-                conditions.extend(keys::conditions());
             }
             Err(why) => came.missing.push(format!("not run: keys: {why}")),
         }
     }
     if wanted("beside") {
         let (figures, theirs, missing) = beside::run(&site)?;
-        mark.extend(beside::marks(&figures));
         merge(&mut ours, figures);
         merge(&mut baseline, theirs);
-        conditions.push(beside::condition());
         came.missing.extend(missing);
     }
     for (_, wave) in WAVES.iter().filter(|(name, _)| wanted(name)) {
@@ -105,36 +99,50 @@ pub fn run(only: &[String]) -> anyhow::Result<Measured> {
         ours["whole"] = json!(came.whole);
         ours["across"] = json!(came.across);
         ours["programs"] = Value::Object(came.programs);
-        mark.extend(["whole == run", "across == run"].map(str::to_owned));
-        conditions.push(
-            "programs: each with its own `cedos run`, and with it a session; 60 s without a network; links come back \
-             with another address; whole: it ended well and its result is that of an undisturbed run; across: it ran \
-             when the network went and had not ended when it came back"
-                .to_owned(),
-        );
-        conditions.push(
-            "the programs are what the distribution ships, or what their compiler made of a client that knows \
-             nothing of us"
-                .to_owned(),
-        );
     }
     ensure!(
-        !mark.is_empty(),
-        "nothing could be run: {}",
-        came.missing.join("; ")
+        ours != json!({}),
+        "nothing of C11 was run, so there is no result. Install what is missing, or choose other parts \
+         with --only ({}):\n{}",
+        PARTS.join(", "),
+        came.missing.join("\n")
     );
-    conditions.extend(came.missing);
-    Ok(Measured {
-        ours,
-        baseline,
-        mark,
-        conditions,
-        seeds: 1,
-    })
+    let mut measured = Measured::figures(ours, baseline, 1);
+    measured.conditions = came.missing;
+    Ok(measured)
 }
 
 fn merge(into: &mut Value, figures: Value) {
     if let (Some(into), Value::Object(figures)) = (into.as_object_mut(), figures) {
         into.extend(figures);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::repro::runner::{Measured, RowVenue};
+    use crate::repro::{reproduced, rows};
+    use serde_json::{Value, json};
+
+    fn judged(ours: Value) -> reproduced::Reproduced {
+        let measured = Measured::figures(ours, json!({}), 1);
+        reproduced::judge(rows::find("C11").unwrap(), RowVenue::Lab, measured).unwrap()
+    }
+
+    #[test]
+    fn only_marks_and_conditions_of_parts_that_were_run_count() {
+        let programs = judged(json!({ "run": 14, "whole": 14, "across": 14 }));
+        assert_eq!(programs.mark, ["whole == run", "across == run"]);
+        assert!(programs.holds);
+        assert_eq!(programs.conditions.len(), 2);
+        let one_lost = judged(json!({ "run": 14, "whole": 13, "across": 14 }));
+        assert!(!one_lost.holds);
+        let timed = judged(json!({ "slower_pct": { "download": 4.2, "page": 5.1 } }));
+        assert_eq!(
+            timed.mark,
+            ["slower_pct.download <= 5", "slower_pct.page <= 5"]
+        );
+        assert!(!timed.holds);
+        assert!(!judged(json!({})).holds);
     }
 }

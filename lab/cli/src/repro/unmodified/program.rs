@@ -4,7 +4,8 @@
 //! `$URL` and `$HOST` are the lab's own web server, `$WEB` nginx.
 
 use super::site::{
-    CLIP_MAKE, CLIP_S, FILE_BYTES, GIT_MAKE, OBJECT_BYTES, OBJECTS, SEED, SSH_MAKE, Site, page_sum,
+    CLIP_MAKE, CLIP_S, FILE_BYTES, GIT_MAKE, OBJECT_BYTES, OBJECTS, ProgramFolder, SEED, SSH_MAKE,
+    page_sum,
 };
 use cedos_lab_scenario::content;
 use serde_json::{Value, json};
@@ -17,7 +18,7 @@ pub const BYTES: u64 = 2_500_000;
 /// An unmodified program.
 pub struct Program {
     pub name: &'static str,
-    /// The programs that it needs.
+    /// The programs that must be installed.
     needs: &'static [&'static str],
     /// The commands that create its files.
     makes: &'static [&'static str],
@@ -215,13 +216,13 @@ impl Program {
     ///
     /// # Errors
     /// What is missing.
-    pub fn make(&self, site: &Site) -> Result<(), String> {
+    pub fn make(&self, site: &ProgramFolder) -> Result<(), String> {
         site.make(self.needs, self.makes)
             .map_err(|why| format!("{}: {why}", self.name))
     }
 
     /// The command line with all variables replaced.
-    pub fn filled(&self, text: &str, site: &Site) -> String {
+    pub fn filled(&self, text: &str, site: &ProgramFolder) -> String {
         let page = format!("objects={OBJECTS}&first=20&every=1000&video=1");
         let text = text
             .replace("$PAGE", &page)
@@ -233,7 +234,7 @@ impl Program {
     }
 
     /// Whether its result is that of an undisturbed run, and further figures.
-    pub fn result(&self, site: &Site) -> (bool, Value) {
+    pub fn result(&self, site: &ProgramFolder) -> (bool, Value) {
         let out = format!("{}.out", self.name);
         match self.result {
             ProgramOutcome::Bytes(bytes) => {

@@ -82,20 +82,20 @@ pub const GIT_MAKE: &str = "export HOME=$AT GIT_CONFIG_NOSYSTEM=1 && git init -q
     git clone -q --bare $AT/work $AT/www/repo.git && git -C $AT/www/repo.git update-server-info";
 
 /// The folder of a run.
-pub struct Site {
+pub struct ProgramFolder {
     folder: TempDir,
     cedos: String,
 }
 
-impl Site {
+impl ProgramFolder {
     /// Creates the folder, with everything that needs no other program.
     ///
     /// # Errors
     /// There is not enough space.
-    pub fn new() -> anyhow::Result<Site> {
+    pub fn new() -> anyhow::Result<ProgramFolder> {
         let folder = tempfile::tempdir().context("no temporary folder")?;
         let program = std::env::current_exe().context("cannot find this program's own path")?;
-        let site = Site {
+        let site = ProgramFolder {
             folder,
             cedos: program.display().to_string(),
         };
@@ -218,7 +218,13 @@ now() { date +%s.%N; }
 now >"$AT/zero"
 for server in $SERVERS; do
     tries=0
-    until grep -Eq 'is d2tp|listening' "$AT/$server" || [ $((tries += 1)) -gt 200 ]; do sleep 0.05; done 2>/dev/null
+    until grep -Eq 'is d2tp|listening' "$AT/$server" 2>/dev/null; do
+        if [ $((tries += 1)) -gt 400 ]; then
+            echo "the origin's server does not listen after 20 s: $(tail -n 1 "$AT/$server")" >&2
+            exit 1
+        fi
+        sleep 0.05
+    done
 done
 "#;
 
@@ -276,5 +282,15 @@ mod tests {
         let mut whole = vec![0; FILE_BYTES as usize];
         content::fill(SEED, 0, &mut whole);
         assert!(parts == whole);
+    }
+    #[test]
+    fn the_web_server_has_a_port_that_the_lab_leaves_free() {
+        let (_, settings) = FILES
+            .iter()
+            .find(|(name, _)| *name == "nginx.conf")
+            .unwrap();
+        let (_, rest) = settings.split_once("listen $ORIGIN:").unwrap();
+        let (port, _) = rest.split_once(';').unwrap();
+        assert_ne!(port.parse(), Ok(plan::PORTAL_PORT));
     }
 }

@@ -9,7 +9,7 @@
 //! Links return with another address.
 
 use super::program::Program;
-use super::site::Site;
+use super::site::ProgramFolder;
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 
@@ -46,7 +46,7 @@ impl ProgramBatch {
     ///
     /// # Errors
     /// There is no lab, or it could not follow the scenario.
-    pub fn run(&self, site: &Site, came: &mut WaveResult) -> anyhow::Result<()> {
+    pub fn run(&self, site: &ProgramFolder, came: &mut WaveResult) -> anyhow::Result<()> {
         let mut ready = Vec::new();
         for program in self.programs {
             match program.make(site) {
@@ -96,7 +96,7 @@ impl ProgramBatch {
         )
     }
 
-    fn script(&self, programs: &[&Program], site: &Site) -> anyhow::Result<String> {
+    fn script(&self, programs: &[&Program], site: &ProgramFolder) -> anyhow::Result<String> {
         let shown = site.at().display();
         let mut text = String::new();
         for program in programs {
@@ -117,7 +117,7 @@ impl ProgramBatch {
         Ok(text)
     }
 
-    fn outcome(&self, program: &Program, site: &Site) -> Value {
+    fn outcome(&self, program: &Program, site: &ProgramFolder) -> Value {
         let name = program.name;
         let text = |ending: &str| site.text(&format!("{name}.{ending}"));
         let figures = |text: String| -> Vec<f64> {

@@ -7,7 +7,8 @@ use axum::Form;
 use axum::extract::{Path, Query, State};
 use axum::response::{IntoResponse, Redirect, Response};
 use cedos_readycast::{
-    Channel, ChannelId, ChannelRule, ChannelSummary, DownloadSchedule, EpisodeQuery, KeepRule,
+    Channel, ChannelId, ChannelRule, ChannelSummary, DownloadSchedule, EnclosureChoice,
+    EpisodeQuery, KeepRule,
 };
 use cedos_text::escape_controls;
 use d2tp_sched::CostPolicy;
@@ -26,6 +27,9 @@ use crate::fetch::report::human_bytes;
 
 /// Episodes on a page of a channel, and results of a search.
 const EPISODES_PER_PAGE: u32 = 50;
+
+/// Channels on a page of the library. Higher: more of a large library at once, and each change of it is sent whole.
+const CHANNELS_PER_PAGE: u32 = 500; // a guess: some 300 kB
 
 /// Colours of the placeholders for pictures, which are in the style as `art-0` and so on.
 const ART_COLOURS: u64 = 6;
@@ -47,6 +51,8 @@ struct ChannelTile {
 #[template(path = "podcasts_library.html")]
 struct PodcastLibraryPage {
     frame: PageFrame,
+    /// Where the channels that are shown begin.
+    from: u32,
     live: PodcastLibraryLive,
 }
 
@@ -55,6 +61,8 @@ struct PodcastLibraryPage {
 struct PodcastLibraryLive {
     base: Arc<str>,
     channels: Vec<ChannelTile>,
+    before: Option<u32>,
+    after: Option<u32>,
 }
 
 #[derive(Template)]
@@ -66,6 +74,7 @@ struct ChannelPage {
     site: Option<Url>,
     facts: Vec<PageFact>,
     rule: RuleView,
+    proposal: Option<RuleProposal>,
     /// Where the episodes that are shown begin.
     from: u32,
     live: ChannelLive,
@@ -88,6 +97,13 @@ struct RuleView {
     unplayed_only: bool,
     megabytes: String,
     policies: Vec<PolicyChoice>,
+    enclosures: Vec<EnclosureOption>,
+}
+
+/// A rule that fits how the channel is listened to.
+struct RuleProposal {
+    schedule: String,
+    text: String,
 }
 
 struct PolicyChoice {
@@ -145,12 +161,26 @@ enum FurtherSearch {
     Directory,
 }
 
-/// Which episodes of a channel are shown.
+/// Where a page of a list begins.
 #[derive(Debug, Deserialize)]
-pub(super) struct EpisodesFrom {
+pub(super) struct ListFrom {
     #[serde(default)]
     from: u32,
 }
+
+/// A choice of files as the form offers it.
+struct EnclosureOption {
+    value: &'static str,
+    text: &'static str,
+    is_chosen: bool,
+}
+
+/// The choices of files in the page's words.
+const ENCLOSURE_TEXTS: [(EnclosureChoice, &str); 3] = [
+    (EnclosureChoice::Original, "the podcast's own file"),
+    (EnclosureChoice::Audio, "audio, where there is a video too"),
+    (EnclosureChoice::Smallest, "the smallest audio"),
+];
 
 /// The form of a channel.
 #[derive(Debug, Deserialize)]
@@ -166,12 +196,16 @@ pub(super) struct ChannelForm {
     megabytes: String,
     #[serde(default)]
     policy: String,
+    #[serde(default)]
+    enclosure: String,
 }
 
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum ChannelAction {
     Rule,
+    /// Changes when episodes are wanted, and nothing else.
+    Schedule,
     Remove,
 }
 
@@ -229,6 +263,14 @@ impl RuleView {
             unplayed_only: rule.keep.unplayed_only,
             megabytes: bytes_max.map_or_else(String::new, |bytes| bytes.to_string()),
             policies: policies.collect(),
+            enclosures: ENCLOSURE_TEXTS
+                .into_iter()
+                .map(|(choice, text)| EnclosureOption {
+                    value: choice.as_str(),
+                    text,
+                    is_chosen: rule.enclosure == choice,
+                })
+                .collect(),
         }
     }
 }
@@ -258,18 +300,26 @@ impl ChannelForm {
                 unplayed_only: self.unplayed_only.is_some(),
                 bytes_max,
             },
+            enclosure: match &*self.enclosure {
+                "" => EnclosureChoice::Original,
+                name => name.parse()?,
+            },
         })
     }
 }
 
-/// What is said of a channel that is not in the library.
+/// The error for a channel that is not in the library.
 fn missing(id: ChannelId) -> TransferFailure {
     TransferFailure::error(format!("There is no channel with the number {id}."))
 }
 
 impl PodcastLibraryLive {
-    async fn of(context: &PageContext) -> Result<PodcastLibraryLive, TransferFailure> {
-        let channels = context.read_podcasts(|library| library.channels()).await?;
+    async fn of(context: &PageContext, from: u32) -> Result<PodcastLibraryLive, TransferFailure> {
+        let channels = context
+            .read_podcasts(move |library| library.channels_from(from, CHANNELS_PER_PAGE + 1));
+        let mut channels = channels.await?;
+        let has_more = channels.len() > CHANNELS_PER_PAGE as usize;
+        channels.truncate(CHANNELS_PER_PAGE as usize);
         let now = Zoned::now();
         let tiles = channels
             .iter()
@@ -277,15 +327,21 @@ impl PodcastLibraryLive {
         Ok(PodcastLibraryLive {
             base: context.base.clone(),
             channels: tiles.collect(),
+            before: (from > 0).then(|| from.saturating_sub(CHANNELS_PER_PAGE)),
+            after: has_more.then(|| from.saturating_add(CHANNELS_PER_PAGE)),
         })
     }
 }
 
-/// Shows all channels.
-pub(super) async fn library(State(context): State<PageContext>) -> Response {
-    match PodcastLibraryLive::of(&context).await {
+/// Shows channels.
+pub(super) async fn library(
+    State(context): State<PageContext>,
+    Query(ListFrom { from }): Query<ListFrom>,
+) -> Response {
+    match PodcastLibraryLive::of(&context, from).await {
         Ok(live) => frame::html(&PodcastLibraryPage {
             frame: frame_of(&context),
+            from,
             live,
         }),
         Err(failure) => frame::problem(&context, &failure),
@@ -293,11 +349,14 @@ pub(super) async fn library(State(context): State<PageContext>) -> Response {
 }
 
 /// Sends the channels when they change.
-pub(super) async fn library_updates(State(context): State<PageContext>) -> Response {
+pub(super) async fn library_updates(
+    State(context): State<PageContext>,
+    Query(ListFrom { from }): Query<ListFrom>,
+) -> Response {
     let view = context.clone();
     let look = move || {
         let view = view.clone();
-        async move { PodcastLibraryLive::of(&view).await.ok() }
+        async move { PodcastLibraryLive::of(&view, from).await.ok() }
     };
     live::updates(&context, look).into_response()
 }
@@ -334,6 +393,23 @@ fn facts_of(channel: &Channel, now: &Zoned) -> Vec<PageFact> {
     };
     facts.push(PageFact::new("Read again", &next));
     facts
+}
+
+impl RuleProposal {
+    async fn of(
+        context: &PageContext,
+        channel: &ChannelSummary,
+    ) -> Result<Option<RuleProposal>, TransferFailure> {
+        let found = context.agent.podcasts.proposal(channel).await?;
+        Ok(found.map(|proposal| RuleProposal {
+            text: format!(
+                "“{}” would have been in time for {} of the last {} episodes that you played, and lets downloads wait \
+                 longest for a free network.",
+                proposal.schedule, proposal.met, proposal.plays
+            ),
+            schedule: proposal.schedule,
+        }))
+    }
 }
 
 /// A channel, and what changes of its page.
@@ -373,10 +449,16 @@ async fn find(
 pub(super) async fn channel(
     State(context): State<PageContext>,
     Path(id): Path<i64>,
-    Query(EpisodesFrom { from }): Query<EpisodesFrom>,
+    Query(ListFrom { from }): Query<ListFrom>,
 ) -> Response {
-    match find(&context, ChannelId(id), from).await {
-        Ok((channel, live)) => frame::html(&ChannelPage {
+    let found = async {
+        let (channel, live) = find(&context, ChannelId(id), from).await?;
+        let proposal = RuleProposal::of(&context, &channel.summary).await?;
+        Ok((channel, live, proposal))
+    };
+    match found.await {
+        Ok((channel, live, proposal)) => frame::html(&ChannelPage {
+            proposal,
             frame: frame_of(&context),
             base: context.base.clone(),
             facts: facts_of(&channel, &Zoned::now()),
@@ -394,7 +476,7 @@ pub(super) async fn channel(
 pub(super) async fn channel_updates(
     State(context): State<PageContext>,
     Path(id): Path<i64>,
-    Query(EpisodesFrom { from }): Query<EpisodesFrom>,
+    Query(ListFrom { from }): Query<ListFrom>,
 ) -> Response {
     let id = ChannelId(id);
     // An event stream that ends at once would be asked for again and again.
@@ -424,6 +506,15 @@ pub(super) async fn change(
                     .change_podcasts(move |library| library.set_channel_rule(id, &rule))
                     .await?;
                 context.agent.retime_downloads(id).await?;
+                Ok(format!("{}/podcasts/channel/{id}", context.base))
+            }
+            ChannelAction::Schedule => {
+                let schedule = Some(form.schedule.as_str());
+                let changed =
+                    context
+                        .agent
+                        .change_podcast_rule(id, schedule, (None, None), None, None);
+                changed.await?;
                 Ok(format!("{}/podcasts/channel/{id}", context.base))
             }
             ChannelAction::Remove => {

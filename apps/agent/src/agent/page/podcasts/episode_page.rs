@@ -1,4 +1,4 @@
-//! The page of an episode: notes, player, chapters, and when it is to be on this device.
+//! The page of an episode: notes, player, chapters, transcript, and when it is to be on this device.
 
 use std::sync::Arc;
 
@@ -6,12 +6,15 @@ use askama::Template;
 use axum::Form;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Redirect, Response};
-use cedos_readycast::{Episode, EpisodeId, EpisodeState};
+use cedos_readycast::{Episode, EpisodeId, EpisodeState, TranscriptPassage};
+use cedos_text::escape_controls;
 use http::StatusCode;
 use jiff::{Timestamp, Zoned};
 use serde::Deserialize;
+use tokio::time::timeout;
 use url::Url;
 
+use super::super::super::podcasts::DISK_ANSWERS_WITHIN;
 use super::super::super::podcasts::episode_copy::EpisodeCopy;
 use super::super::frame::{self, PageContext, PageFrame};
 use super::super::live;
@@ -21,6 +24,7 @@ use super::episode_row::{EpisodeRow, clock};
 use super::library_access::frame_of;
 use crate::fetch::deadline_text::{describe_deadline, parse_deadline};
 use crate::fetch::outcome::TransferFailure;
+use crate::fetch::report::human_bytes;
 
 /// The longest position that is stored: four days.
 const POSITION_MS_MAX: u64 = 4 * 24 * 3_600 * 1_000; // a guess
@@ -35,6 +39,26 @@ struct EpisodePage {
     link: Option<Url>,
     position_ms: u64,
     position: String,
+    transcript: Vec<PassageRow>,
+}
+
+/// A passage of a transcript, ready to be shown.
+struct PassageRow {
+    /// The start in seconds and as players show it; none if the transcript does not say it.
+    start: Option<(f64, String)>,
+    speaker: String,
+    text: String,
+}
+
+impl PassageRow {
+    fn of(passage: TranscriptPassage) -> PassageRow {
+        let start = passage.start_s;
+        PassageRow {
+            start: start.map(|start_s| (start_s, clock(start_s as u64))),
+            speaker: passage.speaker,
+            text: passage.text,
+        }
+    }
 }
 
 #[derive(Template)]
@@ -50,8 +74,12 @@ struct EpisodeLive {
     is_wanted: bool,
     played: bool,
     asked: Option<String>,
+    /// Which of several files it is.
+    enclosure: Option<String>,
     transfer: Option<TransferCard>,
     chapters: Vec<ChapterRow>,
+    /// Whether the transcript is on this device.
+    has_transcript: bool,
 }
 
 /// How much of an episode a player can have.
@@ -117,7 +145,7 @@ pub(super) struct PositionForm {
     duration_ms: Option<u64>,
 }
 
-/// What is said of an episode that is not in the library.
+/// The error for an episode that is not in the library.
 pub(super) fn missing(id: EpisodeId) -> TransferFailure {
     TransferFailure::error(format!("There is no episode with the number {id}."))
 }
@@ -127,9 +155,38 @@ async fn find(context: &PageContext, id: EpisodeId) -> Result<Episode, TransferF
     found.await?.ok_or_else(|| missing(id))
 }
 
+/// Which of several files an episode on this device is, or will be.
+fn enclosure_text(episode: &Episode) -> Option<String> {
+    let state = episode.summary.state;
+    let has_file = matches!(state, EpisodeState::Downloading | EpisodeState::Ready);
+    if !has_file || episode.alternates.is_empty() {
+        return None;
+    }
+    let Some(chosen) = &episode.chosen else {
+        return Some("The podcast's own file, of several that it offers.".to_owned());
+    };
+    let words = [
+        Some(chosen.title.clone()),
+        chosen.media_type.clone(),
+        chosen.bytes.map(human_bytes),
+    ];
+    let words: Vec<String> = words.into_iter().flatten().collect();
+    let named = words.iter().filter(|word| !word.is_empty());
+    let named: Vec<&str> = named.map(String::as_str).collect();
+    let text = format!(
+        "One of several files that the podcast offers: {}.",
+        named.join(", ")
+    );
+    Some(escape_controls(&text).into_owned())
+}
+
 impl EpisodeLive {
     async fn of(context: &PageContext, episode: &Episode) -> Result<EpisodeLive, TransferFailure> {
-        let copy = context.agent.look_at_copy(episode).await?;
+        // A disk that does not answer keeps no page.
+        let looking = context.agent.look_at_copy(episode);
+        let copy = timeout(DISK_ANSWERS_WITHIN, looking)
+            .await
+            .unwrap_or(Ok(None))?;
         let now = Zoned::now();
         let summary = &episode.summary;
         let is_wanted = summary.state == EpisodeState::Downloading;
@@ -151,8 +208,10 @@ impl EpisodeLive {
                 .and_then(EpisodeCopy::tag)
                 .unwrap_or_default()
                 .to_owned(),
+            enclosure: enclosure_text(episode),
             is_wanted: is_wanted || own.is_some(),
             played: summary.played,
+            has_transcript: context.agent.has_transcript(episode),
             chapters,
             asked: asked.map(|asked| match asked.by {
                 Some(at) => format!("Wanted by {}.", describe_deadline(at, &now)),
@@ -169,10 +228,11 @@ pub(super) async fn page(State(context): State<PageContext>, Path(id): Path<i64>
     let found = async {
         let episode = find(&context, EpisodeId(id)).await?;
         let live = EpisodeLive::of(&context, &episode).await?;
-        Ok::<_, TransferFailure>((episode, live))
+        let transcript = context.agent.transcript(&episode).await;
+        Ok::<_, TransferFailure>((episode, live, transcript))
     };
     match found.await {
-        Ok((episode, live)) => frame::html(&EpisodePage {
+        Ok((episode, live, transcript)) => frame::html(&EpisodePage {
             frame: frame_of(&context),
             base: context.base.clone(),
             live,
@@ -180,6 +240,7 @@ pub(super) async fn page(State(context): State<PageContext>, Path(id): Path<i64>
             position: clock(episode.summary.position_ms / 1000),
             notes: episode.notes,
             link: episode.link,
+            transcript: transcript.into_iter().map(PassageRow::of).collect(),
         }),
         Err(failure) => frame::problem(&context, &failure),
     }

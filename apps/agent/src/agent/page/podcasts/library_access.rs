@@ -19,7 +19,7 @@ impl PageContext {
         changed
     }
 
-    /// What the library says. Without a library it is nothing, and none is made.
+    /// Reads from the library of podcasts. If there is no library, the answer is empty, and none is created.
     ///
     /// # Errors
     /// The library's, in a sentence.
@@ -28,7 +28,10 @@ impl PageContext {
         call: impl FnOnce(&Library) -> Result<T, LibraryError> + Send + 'static,
     ) -> Result<T, TransferFailure> {
         match self.agent.podcasts.exists() {
-            true => self.agent.podcasts.with(call).await,
+            true => {
+                self.agent.look_for_missing_files();
+                self.agent.podcasts.with(call).await
+            }
             false => Ok(T::default()),
         }
     }

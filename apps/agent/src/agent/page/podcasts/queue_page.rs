@@ -49,7 +49,7 @@ struct QueueEntry {
     title: String,
     channel_title: String,
     transfer: Option<TransferCard>,
-    /// What is said where no transfer is known.
+    /// The text that is shown if no transfer is known.
     note: Option<String>,
 }
 

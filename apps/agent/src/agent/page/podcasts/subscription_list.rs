@@ -1,4 +1,4 @@
-//! The settings of podcasts: lists of subscriptions (OPML) in and out.
+//! Lists of subscriptions (OPML) in and out.
 
 use std::sync::Arc;
 
@@ -12,18 +12,9 @@ use http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
 use super::super::frame::{self, PageContext, PageFrame};
 use super::library_access::frame_of;
 use crate::fetch::outcome::TransferFailure;
-use crate::fetch::report::human_bytes;
 
 /// Entries that were left out of an import and are shown.
 const SKIPPED_SHOWN_MAX: usize = 50; // a guess
-
-#[derive(Template)]
-#[template(path = "podcasts_settings.html")]
-struct PodcastSettingsPage {
-    frame: PageFrame,
-    base: Arc<str>,
-    files: String,
-}
 
 #[derive(Template)]
 #[template(path = "podcasts_imported.html")]
@@ -33,18 +24,6 @@ struct ImportedPage {
     feeds: usize,
     skipped: Vec<String>,
     more_skipped: usize,
-}
-
-/// Shows the settings.
-pub(super) async fn page(State(context): State<PageContext>) -> Response {
-    match context.read_podcasts(|library| library.file_totals()).await {
-        Ok((number, bytes)) => frame::html(&PodcastSettingsPage {
-            frame: frame_of(&context),
-            base: context.base.clone(),
-            files: format!("{number} episodes on this device: {}", human_bytes(bytes)),
-        }),
-        Err(failure) => frame::problem(&context, &failure),
-    }
 }
 
 fn unreadable(error: &MultipartError) -> TransferFailure {
@@ -101,9 +80,16 @@ pub(super) async fn export(State(context): State<PageContext>) -> Response {
     list_answer(&context, exported)
 }
 
-/// Gives all subscriptions as a list for other apps on this machine, whose episodes come through the agent.
+/// Gives all subscriptions as a list for other apps on this machine, whose episodes come through the agent, if they have
+/// access.
 pub(super) async fn export_for_apps(State(context): State<PageContext>) -> Response {
-    let exported = context.agent.export_for_apps().await;
+    let exported = context.agent.opml_of_open_apps().await;
+    let exported = exported.and_then(|list| {
+        list.ok_or_else(|| {
+            let text = "No app has access, so there is no list for apps. The settings of podcasts give it.";
+            TransferFailure::error(text)
+        })
+    });
     list_answer(&context, exported)
 }
 

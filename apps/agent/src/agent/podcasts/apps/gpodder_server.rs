@@ -34,13 +34,13 @@ use super::feed_pages::problem;
 use super::sessions::USER;
 use crate::fetch::outcome::TransferFailure;
 
-/// Most bytes of a request.
+/// The maximum number of bytes of a request.
 pub(super) const BODY_BYTES_MAX: usize = 4 << 20; // a guess: 10,000 actions of 400 bytes
 
-/// Most actions of a request.
+/// The maximum number of actions of a request.
 const ACTIONS_MAX: usize = 10_000; // a guess: apps send some hundreds
 
-/// Most bytes of a device's name.
+/// The maximum number of bytes of a device's name.
 const DEVICE_BYTES_MAX: usize = 64; // a guess
 
 /// The path below which feeds and episodes have their addresses at the origins.
@@ -141,14 +141,14 @@ fn device_of(user: &str, file: &str, ending: &str) -> Result<String, Box<Respons
 
 /// The query of a request for changes: since which number, and of which podcast.
 #[derive(Deserialize)]
-struct Since {
+struct ChangesQuery {
     #[serde(default)]
     since: Option<String>,
     #[serde(default)]
     podcast: Option<String>,
 }
 
-impl Since {
+impl ChangesQuery {
     fn number(&self) -> i64 {
         let text = self.since.as_deref().unwrap_or_default();
         text.trim().parse().unwrap_or(0)
@@ -374,7 +374,7 @@ async fn note_device(
 async fn subscriptions(
     State(context): State<ApiContext>,
     Path((user, file)): Path<(String, String)>,
-    Query(since): Query<Since>,
+    Query(since): Query<ChangesQuery>,
     method: Method,
     body: Bytes,
 ) -> Response {
@@ -519,7 +519,7 @@ async fn list_in(context: &ApiContext, ending: &str, has_titles: bool) -> Respon
 async fn episodes(
     State(context): State<ApiContext>,
     Path(file): Path<String>,
-    Query(query): Query<Since>,
+    Query(query): Query<ChangesQuery>,
 ) -> Response {
     if let Err(answer) = check_user(split(&file).0) {
         return *answer;
@@ -531,7 +531,7 @@ async fn episodes(
 }
 
 impl ApiContext {
-    async fn actions(&self, query: &Since) -> Result<Value, TransferFailure> {
+    async fn actions(&self, query: &ChangesQuery) -> Result<Value, TransferFailure> {
         let since = query.number();
         let of = match &query.podcast {
             Some(text) => Some(self.feed_at_origin(text).await?),
@@ -633,7 +633,7 @@ async fn record_episodes(
 async fn updates(
     State(context): State<ApiContext>,
     Path((user, file)): Path<(String, String)>,
-    Query(since): Query<Since>,
+    Query(since): Query<ChangesQuery>,
 ) -> Response {
     if let Err(answer) = device_of(&user, &file, "json") {
         return *answer;

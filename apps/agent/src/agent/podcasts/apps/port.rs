@@ -71,14 +71,30 @@ impl Agent {
         new: bool,
     ) -> Result<Value, TransferFailure> {
         let mut open = self.podcasts.apps.0.lock().await;
-        let port = self.opened(&mut open, new).await?;
-        Ok(json!({
-            "server": port.server,
-            "server_for_original_addresses": format!("{}{}", port.server, gpodder_server::ORIGINS_PATH),
-            "user": USER,
-            "password": port.password,
-            "subscriptions": port.addresses.opml(),
-        }))
+        Ok(self.opened(&mut open, new).await?.access())
+    }
+
+    /// What apps are told of the port; none if it is not open.
+    pub(in super::super::super) async fn app_access(&self) -> Option<Value> {
+        let open = self.podcasts.apps.0.lock().await;
+        open.as_ref().map(OpenAppPort::access)
+    }
+
+    /// The subscriptions as OPML for apps; none if the port is not open.
+    ///
+    /// # Errors
+    /// The library cannot be read.
+    pub(in super::super::super) async fn opml_of_open_apps(
+        &self,
+    ) -> Result<Option<String>, TransferFailure> {
+        let addresses = {
+            let open = self.podcasts.apps.0.lock().await;
+            open.as_ref().map(|port| port.addresses.clone())
+        };
+        match addresses {
+            Some(addresses) => self.app_opml(&addresses).await.map(Some),
+            None => Ok(None),
+        }
     }
 
     /// The subscriptions as OPML for apps; the port is opened if it is not.
@@ -162,6 +178,19 @@ impl Agent {
             password,
             addresses,
             serving,
+        })
+    }
+}
+
+impl OpenAppPort {
+    /// What apps are told of it.
+    fn access(&self) -> Value {
+        json!({
+            "server": self.server,
+            "server_for_original_addresses": format!("{}{}", self.server, gpodder_server::ORIGINS_PATH),
+            "user": USER,
+            "password": self.password,
+            "subscriptions": self.addresses.opml(),
         })
     }
 }

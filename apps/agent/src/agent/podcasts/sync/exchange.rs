@@ -26,13 +26,14 @@ use super::{NEXTCLOUD_PATH, SyncReport};
 use crate::fetch::exchange::host;
 use crate::fetch::outcome::TransferFailure;
 
-/// Most actions of a request: what servers take within a script's time.
+/// The maximum number of actions of a request: what servers take within a script's time.
 const ACTIONS_SENT_MAX: usize = 500; // a guess
 
-/// Most feeds of a request.
+/// The maximum number of feeds of a request.
 const FEEDS_SENT_MAX: usize = 500; // a guess
 
-/// Most subscriptions that end in one exchange without a person's consent, if they are more than half of all.
+/// The maximum number of subscriptions that end in one exchange without a person's consent, if they
+/// are more than half of all.
 const REMOVALS_MAX: usize = 5; // a guess: a person who tidies up
 
 /// Seconds before the last exchange of which actions are received again. Some servers (oPodSync) count by the time at
@@ -336,26 +337,15 @@ impl<'a> SyncExchange<'a> {
         let (source, sent_until) = (self.account.source(), self.account.progress.sent_until);
         let now = Timestamp::now();
         let added = self.agent.podcasts.with(move |library| {
-            let (mut added, mut known) = (0, Vec::new());
             let removed_here = library.subscription_changes(sent_until, Some(&source))?;
             let removed_here: HashSet<Url> = removed_here
                 .remove
                 .into_iter()
                 .map(|feed| feed.url)
                 .collect();
-            for feed in feeds {
-                // A person removed it here, and the server hears of it now.
-                if removed_here.contains(&feed) {
-                    continue;
-                }
-                if library.channel_of_feed(&feed)?.is_none() {
-                    library.subscribe(&feed, now)?;
-                    added += 1;
-                }
-                known.push(feed);
-            }
-            library.set_change_source(&known, &source)?;
-            Ok(added)
+            // A person removed it here, and the server hears of it now.
+            feeds.retain(|feed| !removed_here.contains(feed));
+            library.subscribe_received(&feeds, &source, now)
         });
         self.report.subscribed = added.await?;
         Ok(())

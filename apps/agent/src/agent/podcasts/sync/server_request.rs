@@ -23,13 +23,13 @@ use super::super::feed_fetch::{FeedFault, fault_text};
 use crate::fetch::dial::Dial;
 use crate::fetch::exchange::{AGENT, HEAD_MAX, host};
 
-/// Most bytes of an answer.
+/// The maximum number of bytes of an answer.
 const ANSWER_BYTES_MAX: usize = 32 << 20; // a guess: 100,000 actions
 
 /// How long an answer's body may take.
 const BODY_WITHIN: Duration = Duration::from_secs(120); // a guess: the largest on a slow link
 
-/// Most bytes of a cookie that is sent back.
+/// The maximum number of bytes of a cookie that is sent back.
 const COOKIE_BYTES_MAX: usize = 4_096; // RFC 6265 §6.1
 
 /// An answer of the server, whatever its status.

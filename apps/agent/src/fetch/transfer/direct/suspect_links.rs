@@ -93,6 +93,7 @@ mod tests {
             up: true,
             carrier: true,
             mtu_bytes: 1500,
+            dhcp_proxy: None,
             addresses: vec![IpAddr::from([192, 0, 2, address])],
             routes: Vec::new(),
         }

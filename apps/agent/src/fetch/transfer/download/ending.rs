@@ -39,6 +39,7 @@ impl Download {
         };
         let (came, encoding) = (self.came, self.encoding.take());
         let duplicate_bytes = self.duplicate_bytes + duplicates;
+        let mut starts_over = false;
         let (outcome, resumable_bytes) = match (outcome, job.integrity) {
             (Ok(()), _) if is_unchanged => {
                 file.clone_from(&self.named);
@@ -60,7 +61,12 @@ impl Download {
                 }
             }
             (Err(failure), _) => {
-                let kept = self.sink.suspend().await;
+                // Without a version the server is not believed to have the same content later; the proxy's copy is.
+                let note = &self.sink.note;
+                let may_resume = note.validator.is_some() || note.flow.is_some();
+                // What went to a program starts from zero, whatever the server can.
+                starts_over = !may_resume && bytes > 0 && self.sink.part_path().is_some();
+                let kept = self.sink.suspend().await.filter(|_| may_resume);
                 (Err(failure), kept.map_or(0, |(bytes, _)| bytes))
             }
         };
@@ -76,6 +82,7 @@ impl Download {
             report.duplicate_bytes = duplicate_bytes;
             report.content_encoding = encoding;
             report.resumable_bytes = resumable_bytes;
+            report.starts_over = starts_over;
             report.proxy_would_add = proxy_would_add;
             report.unchanged = is_unchanged;
             report.version = version;

@@ -7,6 +7,7 @@ use super::Download;
 use crate::fetch::dial::FetchFault;
 use crate::fetch::exchange::{ContentPart, FetchResponse, GetRequest};
 use crate::fetch::outcome::{TransferExit, TransferFailure, TransferReason};
+use crate::fetch::report::human_bytes;
 use crate::fetch::transfer::control::TransferControl;
 
 /// Restarts from zero before the origin counts as unusable: each costs a whole object at worst.
@@ -106,7 +107,8 @@ impl Download {
 
     fn why_from_zero(&self, answer: &FetchResponse) -> String {
         match &self.sink.note.validator {
-            None => "the server names no version of the object (no strong ETag, no old enough Last-Modified)"
+            None => "the server does not say whether the content is still the same (no strong ETag, no old \
+                     enough Last-Modified)"
                 .into(),
             Some(known) if answer.validator.as_ref() == Some(known) => {
                 "the server does not send parts of an object".into()
@@ -132,12 +134,14 @@ impl Download {
         }
         if !self.sink.restart()? {
             let text = format!(
-                "{why}, and {held} bytes were already written to standard output; use -o FILE"
+                "{why}, and {} were already written to standard output; use -o FILE",
+                human_bytes(held)
             );
             return Err(changed(text));
         }
         self.duplicate_bytes += held;
-        let text = format!("{why}: starting from zero, {held} bytes discarded");
+        let discarded = human_bytes(held);
+        let text = format!("{why}: starting from zero, {discarded} discarded");
         control
             .reporter
             .note(Some(TransferReason::OriginChanged), text);

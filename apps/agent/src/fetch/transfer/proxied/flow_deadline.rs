@@ -28,7 +28,7 @@ impl FlowDeadline {
         self.due = None;
     }
 
-    /// Records new terms.
+    /// Records that the transfer has new terms.
     pub(super) fn on_new_terms(&mut self) {
         *self = FlowDeadline::default();
     }

@@ -15,7 +15,7 @@ const READY_FOR: Duration = Duration::from_secs(10); // a guess: as long as a ra
 pub(super) struct PaidLimit {
     /// Whether the flow may use them.
     pub(super) may_pay: bool,
-    /// The most payload that they may carry for the flow; none is no limit.
+    /// The most payload that metered links may carry for the flow; `None`: no limit.
     pub(super) at_most: Option<u64>,
 }
 
@@ -38,7 +38,7 @@ impl PaidGrant {
         self.applied = None;
     }
 
-    /// Records new terms.
+    /// Records that the transfer has new terms.
     pub(super) fn on_new_terms(&mut self) {
         self.is_outdated = true;
     }

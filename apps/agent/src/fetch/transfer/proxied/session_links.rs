@@ -216,6 +216,7 @@ mod tests {
             up: true,
             carrier: true,
             mtu_bytes: 1500,
+            dhcp_proxy: None,
             addresses: vec!["192.0.2.1".parse().unwrap()],
             routes: vec![DefaultRoute {
                 metric: 1,

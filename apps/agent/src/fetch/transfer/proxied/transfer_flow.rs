@@ -197,6 +197,7 @@ mod tests {
     use super::*;
     use crate::fetch::mode::FetchMode;
     use crate::fetch::report::{TransferEvent, TransferObserver};
+    use crate::fetch::request_method::RequestMethod;
     use crate::fetch::transfer::job::{Destination, TransferContext, TransferJob};
     use crate::fetch::upload_body::UploadSource;
     use crate::terms::TransferTerms;
@@ -222,6 +223,7 @@ mod tests {
             cookies: None,
             unless: None,
             keep_older: 0,
+            method: RequestMethod::Get,
         };
         let file = tempfile::NamedTempFile::new().unwrap();
         let token = Some("token".to_owned());

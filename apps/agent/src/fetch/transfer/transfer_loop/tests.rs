@@ -15,6 +15,7 @@ use crate::fetch::exchange::FetchResponse;
 use crate::fetch::mode::FetchMode;
 use crate::fetch::outcome::{TransferExit, TransferReason};
 use crate::fetch::report::{TransferEvent, TransferObserver};
+use crate::fetch::request_method::RequestMethod;
 use crate::fetch::transfer::job::{Destination, TransferContext, TransferJob};
 use crate::terms::TransferTerms;
 
@@ -102,8 +103,8 @@ impl<'a> TransferSource<'a> for ScriptedSource<'a> {
         &mut self,
         _: &mut TransferControl<'_>,
         _: ContentProgress,
-    ) -> Result<Review, TransferFailure> {
-        Ok(Review::Stay)
+    ) -> Result<RequestReview, TransferFailure> {
+        Ok(RequestReview::Stay)
     }
 
     fn on_answer(
@@ -134,9 +135,9 @@ impl<'a> TransferSource<'a> for ScriptedSource<'a> {
         _: FetchFault,
         _: &mut TransferControl<'_>,
         _: ContentProgress,
-    ) -> Result<Retry, TransferFailure> {
+    ) -> Result<RetryDecision, TransferFailure> {
         self.0.note("recover");
-        Ok(Retry::After(Backoff {
+        Ok(RetryDecision::After(Backoff {
             text: "it broke".into(),
             reason: TransferReason::OriginWait,
             retry_after: None,
@@ -240,12 +241,12 @@ impl<'a> TransferContent<'a, ScriptedSource<'a>> for CountedContent {
         _: &mut ScriptedAnswer,
         _: &mut ScriptedSource<'a>,
         control: &mut TransferControl<'_>,
-    ) -> Result<Taken, FetchFault> {
+    ) -> Result<IntakeResult, FetchFault> {
         self.done += bytes.len() as u64;
         control.retries.reset();
         Ok(match self.done == LENGTH {
-            true => Taken::Last,
-            false => Taken::More,
+            true => IntakeResult::Last,
+            false => IntakeResult::More,
         })
     }
 
@@ -311,6 +312,7 @@ async fn run(
         cookies: None,
         unless: None,
         keep_older: 0,
+        method: RequestMethod::Get,
     };
     let (links, watched) = watch::channel(Arc::new(Vec::new()));
     let (_stop, stop) = watch::channel(stopped);
