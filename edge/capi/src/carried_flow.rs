@@ -17,7 +17,7 @@ use crate::scheduled_socket::{ProgramBytes, ScheduledSocket};
 use crate::server_session::SessionUse;
 use crate::socket_owner::SocketOwner;
 
-/// The interval between checks of what the peer has acknowledged, during a flush.
+/// The interval between checks of what the peer has acknowledged.
 const FLUSH_LOOK: Duration = Duration::from_millis(2); // a guess
 
 /// A socket's flow.
@@ -146,6 +146,26 @@ impl CarriedFlow {
             }
             tokio::time::sleep(FLUSH_LOOK).await;
         }
+    }
+
+    /// Waits until the peer has acknowledged the flow's first `bytes`, also those before the program's.
+    ///
+    /// # Errors
+    /// The flow or its session ended before.
+    pub(crate) async fn wait_for_peer(&self, bytes: u64) -> Result<(), SocketFault> {
+        while self.flow.borrow().acknowledged() < bytes {
+            let end = self.flow.borrow().end();
+            let session = self.session.as_ref();
+            match (
+                session.and_then(|session| session.0.fault_of_session()),
+                end,
+            ) {
+                (Some(fault), _) => return Err(fault),
+                (None, Some(end)) => return Err(SocketFault::of_flow(end)),
+                (None, None) => tokio::time::sleep(FLUSH_LOOK).await,
+            }
+        }
+        Ok(())
     }
 
     /// The byte counts of the program's socket.

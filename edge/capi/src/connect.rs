@@ -139,6 +139,7 @@ pub(crate) async fn open(
         let line = engine.session(&connect_target.servers, connect_target.key.as_deref());
         let line = policy::enforce_connecting(engine, owner, line).await?;
         let session = line.0.clone();
+        let was_established = session.is_established();
         let opened = try_open(engine, line, connect_target, begun, status, &latest).await;
         match opened {
             Err(fault) if fault.errno == libc::ENOBUFS && began.elapsed() < PLACE_WAIT => {
@@ -147,6 +148,8 @@ pub(crate) async fn open(
             // Nothing of the program's has been sent.
             Err(_) if session.is_left() => {}
             Err(_) if engine.leave_refusing_server(&session, connect_target) => {}
+            // The server ended before this connection, or while it was made, and may be there again.
+            Err(_) if was_established && session.has_ended().await => {}
             opened => return opened,
         }
     }

@@ -170,6 +170,27 @@ async fn the_socket_ends_with_its_last_descriptor_or_its_program_and_not_before(
     client.leave().await;
 }
 
+/// The agent still keeps the session with the server that was killed, and does not know yet that it is over.
+#[tokio::test]
+async fn what_is_sent_to_a_server_that_was_started_anew_arrives_although_its_program_has_ended() {
+    let mut device = Device::new().await;
+    let mut client = device.client().await;
+    assert_eq!(client.ask("say hello").await, "say 5");
+    device.answered(&mut client, "hello").await;
+    assert_eq!(client.ask("close").await, "close 0");
+    client.leave().await;
+    device.server.child.kill().await.expect("it runs");
+    let port = device.address.rsplit(':').next().expect("a port");
+    let port = format!("port={}", port.split('/').next().expect("a port"));
+    let (home, arguments) = (device.home.path(), ["serve", "127.0.0.1", &port]);
+    let mut server = Program::start(&device.program, home, "", Path::new("none"), &arguments);
+    assert_eq!(server.hear().await, device.address);
+    let arguments = ["to", &device.address, "say=news"];
+    let mut client = Program::start(&device.program, home, "", &device.agent.socket, &arguments);
+    assert_eq!(server.ask("hear").await, "hear 4 news");
+    client.leave().await;
+}
+
 #[tokio::test]
 async fn a_call_elsewhere_ends_the_one_before() {
     let mut device = Device::new().await;

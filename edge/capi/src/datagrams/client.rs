@@ -24,6 +24,7 @@ use crate::connection_status::ConnectionStatus;
 use crate::engine_state::EngineState;
 use crate::errno::{CallResult, SocketFault};
 use crate::options::SocketOptions;
+use crate::server_session::SessionUse;
 use crate::table;
 
 /// Stores the program's datagrams until the session exists.
@@ -211,25 +212,52 @@ async fn make(
 
 /// Begins a session, and a flow in it that names the context of the datagrams, which is also
 /// returned.
+///
+/// An established session may be over without being known to be: its server ended a moment ago, and another one may
+/// have its address now. Datagrams sent in it would be lost, so its server must acknowledge the flow first.
 pub(crate) async fn open(
     engine: &Rc<EngineState>,
     connect_target: &ConnectTarget,
     latest: impl Fn() -> SocketOptions,
     conn_status: Arc<ConnectionStatus>,
 ) -> Result<(CarriedFlow, u64), SocketFault> {
-    let line = engine
-        .session(&connect_target.servers, connect_target.key.as_deref())
-        .await?;
+    loop {
+        let session_use = engine
+            .session(&connect_target.servers, connect_target.key.as_deref())
+            .await?;
+        let session = session_use.0.clone();
+        let was_established = session.is_established();
+        let opened = open_in(session_use, &latest, conn_status.clone(), was_established).await;
+        match opened {
+            // Nothing of the program's was sent, and a new session is with the server that is there now.
+            Err(_) if was_established && session.has_ended().await => {}
+            opened => return opened,
+        }
+    }
+}
+
+/// Opens a flow that names the context of the datagrams in this session; with `acknowledged`, returns when the server
+/// has acknowledged it.
+async fn open_in(
+    session_use: SessionUse,
+    latest: &impl Fn() -> SocketOptions,
+    conn_status: Arc<ConnectionStatus>,
+    acknowledged: bool,
+) -> Result<(CarriedFlow, u64), SocketFault> {
     let options = latest();
-    let flow = line.0.device.open(options.settings()?);
+    let flow = session_use.0.device.open(options.settings()?);
     let mut flow = flow.map_err(|error| SocketFault::new(libc::ENOBUFS, error))?;
-    let context = line.0.next_context();
+    let context = session_use.0.next_context();
     let announced = announce(&mut flow, context).await;
     announced.map_err(|error| SocketFault::new(libc::ECONNRESET, error))?;
-    Ok((
-        CarriedFlow::new(flow, Some(line), conn_status, options),
-        context,
-    ))
+    let announced_bytes = flow.written();
+    let flow = CarriedFlow::new(flow, Some(session_use), conn_status, options);
+    if acknowledged {
+        flow.wait_for_peer(announced_bytes).await?;
+        // The program may have changed them in the meantime.
+        flow.change(latest());
+    }
+    Ok((flow, context))
 }
 
 /// The error of a datagram socket that is connected without a server's key.

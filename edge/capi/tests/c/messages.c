@@ -1,4 +1,4 @@
-/* messages serve HOST, or messages to ADDRESS [policy=N | say=TEXT]: a datagram socket that does what it is told, line by line, and
+/* messages serve HOST [port=N], or messages to ADDRESS [policy=N | say=TEXT]: a datagram socket that does what it is told, line by line, and
  * says what came of it. One that serves says its address first, one that has a text at once nothing else. */
 #include "bsd.h"
 
@@ -88,8 +88,8 @@ static long child(const char *text) {
 
 static long option(int name, int value) { return d2tp_setsockopt(fd, SOL_D2TP, name, &value, sizeof value); }
 
-static void serve(const char *host) {
-    struct sockaddr_in at = {.sin_family = AF_INET};
+static void serve(const char *host, int port) {
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons(port)};
     char key[64];
     socklen_t len = sizeof at;
     NEED(inet_pton(AF_INET, host, &at.sin_addr) == 1);
@@ -117,7 +117,7 @@ int main(int argc, char **argv) {
     if (argc > 3 && strncmp(argv[3], "policy=", 7) == 0)
         NEED(option(D2TP_SO_POLICY, atoi(argv[3] + 7)) == 0);
     if (strcmp(argv[1], "serve") == 0)
-        serve(argv[2]);
+        serve(argv[2], argc > 3 && strncmp(argv[3], "port=", 5) == 0 ? atoi(argv[3] + 5) : 0);
     else
         call(argv[2]);
     if (argc > 3 && strncmp(argv[3], "say=", 4) == 0)
