@@ -19,10 +19,11 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, SystemTime};
 
 use crate::copy_bucket::CopyBucket;
+use crate::hibernated_copies::HibernatedCopies;
 use crate::shared_copy_work::SharedCopyWork;
 use bytes::Bytes;
 use d2tp_driver::{HostKey, JournalBatch, JournalError, RecordStore, SharedRecords};
@@ -92,6 +93,8 @@ pub(crate) struct CopyStore {
     open: AtomicBool,
     /// The bucket that has the bytes too.
     bucket: OnceLock<Arc<CopyBucket>>,
+    /// The copies that hibernated flows read, to be told when a record says that one is whole.
+    hibernated: OnceLock<Weak<HibernatedCopies>>,
 }
 
 /// Which file a shared copy has, and what its record says last.
@@ -179,6 +182,7 @@ impl CopyStore {
             news: Notify::new(),
             open: AtomicBool::new(true),
             bucket: OnceLock::new(),
+            hibernated: OnceLock::new(),
         });
         tokio::spawn(keep(Arc::downgrade(&copy_store)));
         Ok(copy_store)
@@ -458,6 +462,18 @@ impl CopyStore {
     /// Sets the bucket that has the bytes too. What it is to have waits until its work begins.
     pub(crate) fn use_bucket(&self, bucket: CopyBucket) {
         let _ = self.bucket.set(Arc::new(bucket));
+    }
+
+    /// Sets the copies that hibernated flows read.
+    pub(crate) fn use_hibernated(&self, hibernated: &Arc<HibernatedCopies>) {
+        let _ = self.hibernated.set(Arc::downgrade(hibernated));
+    }
+
+    /// Handles a record that says that a copy is whole: a flow that sleeps needs it in memory no longer.
+    pub(crate) fn on_whole(&self, id: u64) {
+        if let Some(hibernated) = self.hibernated.get().and_then(Weak::upgrade) {
+            hibernated.unload(id);
+        }
     }
 
     /// The bucket that has the bytes too.

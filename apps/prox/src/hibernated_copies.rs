@@ -59,7 +59,8 @@ impl HibernatedCopies {
         }
     }
 
-    /// Removes a complete copy from memory, if nothing else uses it; the copy store has it.
+    /// Removes a complete copy from memory, if nothing else uses it and the copy store has recorded that it is complete. It is
+    /// tried when a flow hibernates and when the record is made, whichever is later.
     pub(crate) fn unload(&self, id: u64) {
         let mut copies = self.copies.lock();
         let Some(resting) = copies.get_mut(&id) else {

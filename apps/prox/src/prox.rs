@@ -167,7 +167,7 @@ pub struct Prox {
     /// The copies that all clients share.
     pub(crate) cache: Arc<SharedCache>,
     pub(crate) uploads: Arc<UploadTable>,
-    pub(crate) hibernated: HibernatedCopies,
+    pub(crate) hibernated: Arc<HibernatedCopies>,
     /// Flows that hibernated since free memory was given back.
     pub(crate) hibernations: HibernationCount,
     pub(crate) shared_copies: SharedCopies,
@@ -316,6 +316,10 @@ impl Prox {
         if let (Some(copy_store), Some(bucket)) = (&copy_store, bucket) {
             copy_store.use_bucket(bucket);
         }
+        let hibernated = Arc::<HibernatedCopies>::default();
+        if let Some(copy_store) = &copy_store {
+            copy_store.use_hibernated(&hibernated);
+        }
         let limits = Arc::new(ClientLimitTable::new(&config));
         for client in clients.enrolled() {
             limits.set(client.key, client.limits);
@@ -344,7 +348,7 @@ impl Prox {
             )),
             uploads: Arc::default(),
             mailboxes: Arc::default(),
-            hibernated: HibernatedCopies::default(),
+            hibernated,
             hibernations: HibernationCount::default(),
             shared_copies: SharedCopies::default(),
             drain: DrainState::default(),

@@ -83,8 +83,11 @@ pub trait SessionPaths {
     fn path_stats(&self) -> Vec<PathStats>;
     /// Whether a path over this socket exists, or a handshake tries it.
     fn has_path(&self, socket: LinkId) -> bool;
-    /// What a flow spent and was granted on a metered link; `None` if it has no path there.
+    /// What a flow spent and was granted on a metered link; `None` if it has no path there. Of a flow that ended it is
+    /// what it had spent, for as long as that is known.
     fn spend(&self, flow: FlowId, socket: LinkId) -> Option<crate::LinkSpend>;
+    /// Whether nothing of a flow remains to be carried, so that it pays for nothing any more.
+    fn is_carried(&self, flow: FlowId) -> bool;
     /// Payload bytes received and sent by the last path over a socket that failed.
     fn failed_payload(&self, _socket: LinkId) -> Option<(u64, u64)> {
         None
@@ -105,7 +108,14 @@ impl SessionPaths for Session {
     }
 
     fn spend(&self, flow: FlowId, socket: LinkId) -> Option<crate::LinkSpend> {
-        let (theirs, received) = self.grant_left(flow, socket)?;
+        let Some((theirs, received)) = self.grant_left(flow, socket) else {
+            return Some(crate::LinkSpend {
+                socket,
+                spent: self.ended_spending(flow, socket)?,
+                granted_max: 0,
+                granted_min: 0,
+            });
+        };
         let (ours, sent) = self.own_grant_left(flow, socket)?;
         Some(crate::LinkSpend {
             socket,
@@ -113,6 +123,10 @@ impl SessionPaths for Session {
             granted_max: theirs.max(ours),
             granted_min: theirs.min(ours),
         })
+    }
+
+    fn is_carried(&self, flow: FlowId) -> bool {
+        Session::is_carried(self, flow)
     }
 }
 
@@ -132,6 +146,10 @@ impl SessionPaths for () {
 
     fn spend(&self, _: FlowId, _: LinkId) -> Option<crate::LinkSpend> {
         None
+    }
+
+    fn is_carried(&self, _: FlowId) -> bool {
+        false
     }
 }
 

@@ -20,6 +20,7 @@
 //!            the first to answer is kept                          Silent ◀─ 0.5 s ── probes unanswered
 //!
 //!  no path for 1 s, 2 s, … 32 s ─▶ other sockets        carrier lost, same addresses ─▶ frozen for 30 s
+//!  metered, and the last flow that paid ended ─▶ kept for 10 s without payload ─▶ ClosePath
 //! ```
 //!
 //! Where UDP is not answered, packets travel in a stream (`stream.rs`).
@@ -44,7 +45,7 @@ pub use candidate::link_candidate;
 pub use facts::{AttachedSocket, LinkFacts, LinkUse, SessionPaths};
 pub use grants::{LinkSpend, PaidLinks};
 pub use health::LinkAnswers;
-pub use links::{DeviceLinkSettings, DeviceLinks, LinkNews, TrackedStatus};
+pub use links::{DeviceLinkSettings, DeviceLinks, LinkNews, PAID_PATH_KEPT, TrackedStatus};
 pub use meter::TICK;
 pub use node_choice::{NodeAction, NodeChoice, NodeView};
 pub use renewal::SleepMeter;

@@ -8,6 +8,8 @@ mod first_hop;
 mod spending;
 mod stream_race;
 
+pub use spending::PAID_PATH_KEPT;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -48,6 +50,8 @@ pub struct LinkNews {
     /// Whether a link came, went, or changed its use, or began to answer, to be asked, or to be silent: what flows
     /// may use must be decided again.
     pub candidates: bool,
+    /// Whether the last flow that paid has ended: [`DeviceLinks::next_timeout`] is earlier than before.
+    pub unpaid: bool,
 }
 
 /// A link as the device uses it now.
@@ -80,6 +84,10 @@ pub struct DeviceLinks {
     names: BTreeMap<LinkId, Arc<str>>,
     /// Flows that may pay.
     payers: BTreeMap<FlowId, PayingFlow>,
+    /// What flows had spent that paid until they ended, the oldest first.
+    ended_payers: VecDeque<(FlowId, u64)>,
+    /// Until when metered paths are kept, since the last flow that paid has ended.
+    kept_until: Option<Time>,
     /// The links that are to rest.
     resting: BTreeSet<String>,
     renewal: SocketRenewal,
@@ -223,7 +231,13 @@ impl DeviceLinks {
     /// Replaces the previous session by a new one, and opens its paths over the existing sockets.
     pub fn on_session_began(&mut self, now: Time) {
         self.is_over = false;
+        let pays = self.pays();
+        self.kept_until = None;
         for link in self.links.values_mut() {
+            if !link.is_wanted(pays) {
+                // A metered path of the session before was kept for a while.
+                drop_all(&mut self.actions, link.take_sockets());
+            }
             link.pathless = true;
             link.last_heal_at = now;
             link.meter.forget_sockets();
@@ -265,12 +279,13 @@ impl DeviceLinks {
     }
 
     /// Handles timers and the current state of the session's paths: renewals, new sockets for links
-    /// that do not answer, the other address family, grants.
+    /// that do not answer, the other address family, grants, metered paths that nothing pays for any more.
     pub fn on_time(&mut self, now: Time, session: &dyn SessionPaths) {
         self.renew_if_due(now, session);
         self.drop_lost_carriers(now);
         self.observe(now, session);
-        if self.apply_rest() {
+        let is_unpaid = self.kept_until.is_some();
+        if self.apply_rest() || is_unpaid {
             self.update_paths(now);
         }
         self.read_radios();
@@ -302,10 +317,11 @@ impl DeviceLinks {
             )
             .chain(self.links.values().filter_map(|l| l.health.given_up_at()))
             .chain(self.renewal.next_at())
+            .chain(self.kept_until)
             .min()
     }
 
-    /// Updates byte counts, rates, spending and answers. Queues no action.
+    /// Updates byte counts, rates, spending and answers, and which flows may still pay. Queues no action.
     pub fn observe(&mut self, now: Time, session: &dyn SessionPaths) {
         self.is_over = session.is_over();
         let paths = session.path_stats();
@@ -345,6 +361,7 @@ impl DeviceLinks {
         }
         self.news.traffic |= self.is_moving;
         self.count_spending(session);
+        self.release_ended(now, session);
     }
 
     // ---- queries ----
@@ -451,13 +468,25 @@ impl DeviceLinks {
     /// Opens and closes paths until they match [`LinkUse`] and the flows that may pay.
     fn update_paths(&mut self, now: Time) {
         let pays = self.pays();
+        let is_due = self.kept_until.take_if(|until| *until <= now).is_some();
+        let keeps_paid = self.kept_until.is_some();
         for link in self.links.values_mut() {
             if !link.is_wanted(pays) {
-                let close = |socket| LinkAction::ClosePath { socket };
+                if keeps_paid && link.has_paid_path() {
+                    continue;
+                }
+                self.news.candidates |= is_due && link.answers.is_up();
+                let is_frozen = link.health.frozen;
                 let sockets = link.take_sockets();
+                link.answers = LinkAnswers::Unasked;
+                if is_frozen {
+                    // A frozen path cannot send a last packet.
+                    drop_all(&mut self.actions, sockets);
+                    continue;
+                }
+                let close = |socket| LinkAction::ClosePath { socket };
                 self.actions.extend(sockets.iter().copied().map(close));
                 link.closing.extend(sockets);
-                link.answers = LinkAnswers::Unasked;
                 continue;
             }
             let gated = link.is_gated();

@@ -38,6 +38,8 @@ struct Bench {
 #[derive(Default)]
 struct FakeSession {
     paths: BTreeMap<LinkId, FakePath>,
+    /// Flows of which nothing remains to be carried.
+    carried: BTreeSet<FlowId>,
     over: bool,
 }
 
@@ -101,6 +103,10 @@ impl SessionPaths for FakeSession {
             granted_max: granted,
             granted_min: granted,
         })
+    }
+
+    fn is_carried(&self, flow: FlowId) -> bool {
+        self.carried.contains(&flow)
     }
 }
 
@@ -312,6 +318,35 @@ impl Bench {
         self.carry_out();
     }
 
+    fn allow_flow(&mut self, flow: FlowId) {
+        let (budget, links) = (None, PaidLinks::All);
+        self.links
+            .allow_paid(self.now, &self.session, flow, budget, links);
+        self.carry_out();
+    }
+
+    fn forbid_flow(&mut self, flow: FlowId) {
+        self.links.forbid_paid(self.now, &self.session, flow);
+        self.carry_out();
+    }
+
+    /// The last byte of a flow is carried; the links are updated a tick later.
+    fn end_flow(&mut self, flow: FlowId) {
+        self.session.carried.insert(flow);
+        self.now += crate::TICK;
+        self.look();
+    }
+
+    /// Opens the paid path over a metered link by a flow, which then ends.
+    fn paid_and_ended(&mut self, name: &str) -> LinkId {
+        self.set(name, LinkUse::Paid, |_| {});
+        self.allow(None, PaidLinks::All);
+        let socket = self.sockets(name)[0];
+        self.answer(socket);
+        self.end_flow(FLOW);
+        socket
+    }
+
     fn granted(&self, name: &str) -> u64 {
         let mine = self.sockets(name);
         let paths = mine.iter().filter_map(|s| self.session.paths.get(s));
@@ -348,6 +383,205 @@ fn a_free_link_has_a_path_while_it_is_usable_and_a_paid_one_while_some_flow_pays
     );
     bench.take_away("wlan0");
     assert_eq!(bench.open, BTreeMap::new());
+}
+
+#[test]
+fn a_flow_that_ended_pays_no_more_and_its_path_is_closed_after_a_pause() {
+    let mut bench = Bench::default();
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    let wifi = bench.sockets("wlan0")[0];
+    bench.answer(wifi);
+    let cell = bench.paid_and_ended("cell");
+    bench.links.take_news();
+    bench.pass(PAID_PATH_KEPT.saturating_sub(ms(1)));
+    assert_eq!(bench.sockets("cell"), [cell], "another may need it soon");
+    bench.pass(ms(2));
+    assert_eq!(bench.sockets("cell"), []);
+    assert_eq!(bench.sockets("wlan0"), [wifi]);
+    let closes = |action: &LinkAction| *action == LinkAction::ClosePath { socket: cell };
+    assert_eq!(bench.count(closes), 1, "the peer is told");
+    assert!(
+        bench.links.take_news().candidates,
+        "the link answers no more"
+    );
+    assert_eq!(bench.links.next_timeout(), None);
+}
+
+#[test]
+fn the_only_path_is_closed_too_when_nothing_pays_for_it() {
+    let mut bench = Bench::default();
+    let cell = bench.paid_and_ended("cell");
+    // A flow that may not pay is open all the time.
+    bench.forbid_flow(FlowId(8));
+    bench.pass(Span::from_secs(3_600));
+    assert_eq!(bench.sockets("cell"), []);
+    // The next flow that pays opens it anew.
+    bench.allow_flow(FlowId(12));
+    let again = bench.sockets("cell");
+    assert!(again.len() == 1 && again[0] != cell, "{again:?}");
+}
+
+#[test]
+fn many_small_paid_requests_in_a_row_need_one_path() {
+    for is_forbidden_at_end in [true, false] {
+        let mut bench = Bench::default();
+        bench.set("cell", LinkUse::Paid, |_| {});
+        for request in 0..50 {
+            let flow = FlowId(4 * (request + 1));
+            bench.allow_flow(flow);
+            let socket = bench.sockets("cell")[0];
+            bench.answer(socket);
+            let granted = bench.session.paths[&socket].flows[&flow].0;
+            assert!(granted > 0, "request {request} is paid for at once");
+            bench.end_flow(flow);
+            if is_forbidden_at_end {
+                // As programs do that end a connection.
+                bench.forbid_flow(flow);
+            }
+            bench.pass(ms(900));
+        }
+        let opened = bench.count(|a| matches!(a, LinkAction::OpenPath { .. }));
+        assert_eq!(opened, 1);
+        bench.pass(PAID_PATH_KEPT);
+        assert_eq!(bench.sockets("cell"), []);
+    }
+}
+
+#[test]
+fn a_path_is_kept_while_another_flow_pays_and_closed_after_the_last() {
+    let mut bench = Bench::default();
+    bench.set("cell", LinkUse::Paid, |_| {});
+    let (first, second) = (FlowId(4), FlowId(8));
+    bench.allow_flow(first);
+    bench.allow_flow(second);
+    let cell = bench.sockets("cell")[0];
+    bench.answer(cell);
+    bench.end_flow(first);
+    // It rests, and may pay for what comes.
+    bench.pass(Span::from_secs(3_600));
+    assert_eq!(bench.sockets("cell"), [cell]);
+    bench.end_flow(second);
+    bench.pass(PAID_PATH_KEPT.saturating_sub(ms(1)));
+    bench.allow_flow(FlowId(12));
+    bench.pass(ms(500));
+    assert_eq!(bench.sockets("cell"), [cell], "the pause is over");
+    bench.end_flow(FlowId(12));
+    bench.pass(PAID_PATH_KEPT.saturating_sub(ms(1)));
+    assert_eq!(bench.sockets("cell"), [cell], "a whole pause follows");
+    bench.pass(ms(2));
+    assert_eq!(bench.sockets("cell"), []);
+}
+
+#[test]
+fn what_an_ended_flow_spent_is_still_known_and_nothing_more_is_paid_for_it() {
+    let mut bench = Bench::default();
+    bench.set("cell", LinkUse::Paid, |_| {});
+    bench.allow(Some(50_000), PaidLinks::All);
+    let cell = bench.sockets("cell")[0];
+    bench.answer(cell);
+    bench.spend(cell, 30_000);
+    bench.end_flow(FLOW);
+    // The session forgets it.
+    bench.session.paths.get_mut(&cell).unwrap().flows.clear();
+    bench.allow(Some(80_000), PaidLinks::All);
+    assert_eq!(bench.granted("cell"), 0);
+    bench.pass(PAID_PATH_KEPT + ms(1));
+    assert_eq!(bench.sockets("cell"), []);
+    bench.allow(Some(80_000), PaidLinks::All);
+    assert_eq!(bench.sockets("cell"), [], "it opens no path");
+    assert_eq!(bench.links.paid_bytes(FLOW), 30_000);
+    assert_eq!(bench.links.paid_bytes_now(&bench.session, FLOW), 30_000);
+}
+
+#[test]
+fn the_spending_of_ended_flows_is_known_for_as_many_as_a_session_has_flows() {
+    let mut bench = Bench::default();
+    bench.set("cell", LinkUse::Paid, |_| {});
+    let flow = |number: u64| FlowId(4 * (number + 1));
+    for number in 0..1_100 {
+        bench.allow_flow(flow(number));
+        let cell = bench.sockets("cell")[0];
+        bench.answer(cell);
+        let flows = &mut bench.session.paths.get_mut(&cell).unwrap().flows;
+        flows.get_mut(&flow(number)).unwrap().1 = 7;
+        bench.end_flow(flow(number));
+    }
+    assert_eq!(bench.links.paid_bytes(flow(1_099)), 7);
+    assert_eq!(bench.links.paid_bytes(flow(1_100 - 1_024)), 7);
+    assert_eq!(bench.links.paid_bytes(flow(1_100 - 1_025)), 0);
+}
+
+#[test]
+fn no_metered_path_is_opened_tried_again_or_probed_in_the_pause() {
+    // One that has not answered is closed at once.
+    let mut bench = Bench::default();
+    bench.set("cell", LinkUse::Paid, |_| {});
+    bench.allow(None, PaidLinks::All);
+    bench.end_flow(FLOW);
+    assert_eq!(bench.sockets("cell"), []);
+    // Another link that comes up gets none.
+    bench.set("other", LinkUse::Paid, |_| {});
+    assert_eq!(bench.sockets("other"), []);
+    // One that falls silent is not waited for, and one that fails is not replaced.
+    for fails in [false, true] {
+        let mut bench = Bench::default();
+        let cell = bench.paid_and_ended("cell");
+        match fails {
+            false => bench.fall_silent(cell, ms(600)),
+            true => bench.session.paths.clear(),
+        }
+        bench.look();
+        assert_eq!(bench.sockets("cell"), []);
+        bench.pass(Span::from_secs(60));
+        assert_eq!(bench.sockets("cell"), []);
+    }
+}
+
+#[test]
+fn a_machine_that_slept_through_the_pause_opens_no_metered_path() {
+    let mut bench = Bench::default();
+    bench.paid_and_ended("cell");
+    let opened = |bench: &Bench| bench.count(|a| matches!(a, LinkAction::OpenPath { .. }));
+    let before = opened(&bench);
+    let slept = Span::from_secs(1_800);
+    bench.now += slept;
+    bench.links.on_slept(bench.now, &bench.session, slept);
+    bench.carry_out();
+    assert_eq!((bench.sockets("cell"), opened(&bench)), (vec![], before));
+    bench.pass(Span::from_secs(60));
+    assert_eq!(opened(&bench), before);
+}
+
+#[test]
+fn a_new_session_and_another_node_get_no_metered_path_in_the_pause() {
+    let opened = |bench: &Bench| bench.count(|a| matches!(a, LinkAction::OpenPath { .. }));
+    let mut bench = Bench::default();
+    bench.paid_and_ended("cell");
+    let before = opened(&bench);
+    bench.session.paths.clear();
+    bench.links.on_session_began(bench.now);
+    bench.carry_out();
+    assert_eq!((bench.sockets("cell"), opened(&bench)), (vec![], before));
+
+    let mut bench = Bench::default();
+    bench.paid_and_ended("cell");
+    let before = opened(&bench);
+    bench
+        .links
+        .on_node_changed(bench.now, &bench.session, true, crate::NODE_ANSWER_MAX);
+    bench.carry_out();
+    assert_eq!((bench.sockets("cell"), opened(&bench)), (vec![], before));
+}
+
+#[test]
+fn a_metered_path_whose_carrier_is_lost_in_the_pause_is_dropped() {
+    let mut bench = Bench::default();
+    let cell = bench.paid_and_ended("cell");
+    bench.closes_slowly = true;
+    bench.set("cell", LinkUse::Paid, |facts| facts.carrier = false);
+    assert_eq!(bench.sockets("cell"), []);
+    let drops = |action: &LinkAction| *action == LinkAction::DropSocket { socket: cell };
+    assert_eq!(bench.count(drops), 1, "no last packet can leave");
 }
 
 #[test]
@@ -881,7 +1115,7 @@ fn whatever_happens_no_socket_is_lost_and_none_is_open_on_a_link_that_is_not_wan
         }
         for _ in 0..200 {
             let name = names[draw.random_range(0..3)];
-            match draw.random_range(0..17) {
+            match draw.random_range(0..18) {
                 0..3 => {
                     let usage =
                         [LinkUse::Off, LinkUse::Free, LinkUse::Paid][draw.random_range(0..3)];
@@ -913,6 +1147,11 @@ fn whatever_happens_no_socket_is_lost_and_none_is_open_on_a_link_that_is_not_wan
                     }
                 }
                 13 => bench.attach_one(),
+                16 => {
+                    if !bench.session.carried.remove(&FLOW) {
+                        bench.session.carried.insert(FLOW);
+                    }
+                }
                 15 => bench.links.on_node_changed(
                     bench.now,
                     &bench.session,

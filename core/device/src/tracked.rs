@@ -103,6 +103,13 @@ impl TrackedLink {
         }
     }
 
+    /// Whether a path that was paid for may stay open for a while although nothing uses metered links now: it answers, and is
+    /// in order.
+    pub(crate) fn has_paid_path(&self) -> bool {
+        let is_paid = self.is_gated() && self.opened_gated;
+        is_paid && self.is_wanted(true) && self.answers.is_up() && !self.health.keeps_sockets()
+    }
+
     pub(crate) fn is_gated(&self) -> bool {
         self.usage == LinkUse::Paid
     }

@@ -25,6 +25,8 @@ const WRITABLE_PART: u64 = 8; // a guess
 const TURN_PACKETS: u32 = 32;
 /// How many queued flows are searched for lost bytes beside the next one.
 const LOST_LOOKED_AT: usize = 32;
+/// The number of flows and gated paths of which a device knows what an ended flow carried there.
+const ENDED_SPENDING_MAX: usize = 64; // a guess: a device reads it within a tenth of a second
 
 /// Control frames that a flow has to send, one bit each. A bit is set when the state changes, and
 /// cleared when the frame leaves.
@@ -228,6 +230,8 @@ pub(crate) struct FlowTable {
     /// The number of claims of this resume that the peer received. Both ends count them.
     pub(crate) claims_delivered: u64,
     pub(crate) claims_received: u64,
+    /// Payload bytes that flows which ended lately carried on gated paths.
+    ended_spending: Vec<(FlowId, PathId, u64)>,
     /// Whether a flow has a path selection, so that the steadiest path must be known.
     pub(crate) routed: bool,
     pub(crate) steadiest: Option<PathId>,
@@ -256,6 +260,22 @@ impl FlowTable {
         self.dirty.shrink_to_fit();
         self.acked.shrink_to_fit();
         self.refused.shrink_to_fit();
+        self.ended_spending.shrink_to_fit();
+    }
+    /// Keeps what a flow carried on gated paths, because it is forgotten before its device has read that.
+    pub(crate) fn note_ended_spending(&mut self, flow: &SessionFlow) {
+        let both = flow.grants_in.spending().chain(flow.grants_out.spending());
+        let spent = both.filter(|(_, bytes)| *bytes > 0);
+        let spent = spent.map(|(path, bytes)| (flow.id, path, bytes));
+        self.ended_spending.extend(spent);
+        let surplus = self.ended_spending.len().saturating_sub(ENDED_SPENDING_MAX);
+        self.ended_spending.drain(..surplus);
+    }
+    /// Payload bytes that an ended flow carried on a gated path, in both directions.
+    pub(crate) fn ended_spending(&self, id: FlowId, path: PathId) -> Option<u64> {
+        let of_flow = |(flow, on, _): &&(FlowId, PathId, u64)| (*flow, *on) == (id, path);
+        let spent = self.ended_spending.iter().filter(of_flow);
+        spent.map(|(.., bytes)| *bytes).reduce(|a, b| a + b)
     }
     pub(crate) fn take_acked(&mut self) -> Vec<FlowId> {
         std::mem::take(&mut self.acked)
@@ -298,6 +318,8 @@ impl FlowTable {
         self.refused.clear();
         self.claims_delivered = 0;
         self.claims_received = 0;
+        // Path ids stand for other paths from now on.
+        self.ended_spending.clear();
     }
 
     pub(crate) fn get(&self, id: FlowId) -> Option<&SessionFlow> {

@@ -182,6 +182,14 @@ impl Session {
         })
     }
 
+    /// Whether nothing of a flow remains to be carried in either direction. What arrived may still have to be read. It is
+    /// also true of a flow that the session does not know, or no longer.
+    pub fn is_carried(&self, id: FlowId) -> bool {
+        self.flows.get(id).is_none_or(|f| {
+            f.send.is_complete() && (f.recv.is_complete() || f.recv.is_all_received())
+        })
+    }
+
     /// Whether the flow ended because its deadline passed. The event of its end may still be queued.
     pub fn is_ended_by_deadline(&self, id: FlowId) -> bool {
         let end = self.flows.get(id).and_then(|flow| flow.end);
@@ -406,6 +414,9 @@ impl Session {
 
     fn forget_flow(&mut self, id: FlowId) {
         if let Some(flow) = self.flows.remove(id) {
+            if self.role == Role::Initiator {
+                self.flows.note_ended_spending(&flow);
+            }
             if flow.recv.stopped.is_none() && flow.recv.reset.is_none() {
                 self.credit.consumed += flow.recv.reached() - flow.recv.read_to();
             }

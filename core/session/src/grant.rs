@@ -100,6 +100,10 @@ impl ReceivedGrants {
     pub(crate) fn len(&self) -> usize {
         self.list.len()
     }
+    /// The payload bytes sent on each path.
+    pub(crate) fn spending(&self) -> impl Iterator<Item = (PathId, u64)> {
+        self.list.iter().map(|g| (g.path, g.spent))
+    }
     pub(crate) fn wants(&self) -> bool {
         self.list.iter().any(|g| g.must_send)
     }
@@ -190,6 +194,10 @@ impl IssuedGrants {
             .iter()
             .find(|g| g.path == path)
             .map_or(0, |g| g.spent)
+    }
+    /// The payload bytes spent on each path.
+    pub(crate) fn spending(&self) -> impl Iterator<Item = (PathId, u64)> {
+        self.list.iter().map(|g| (g.path, g.spent))
     }
     pub(crate) fn wants(&self) -> bool {
         self.list.iter().any(|g| g.must_send)

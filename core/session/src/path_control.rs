@@ -371,6 +371,13 @@ impl Session {
         Some((flow.grants_in.room(path), flow.grants_in.spent(path)))
     }
 
+    /// Payload bytes that a flow carried over a gated path on `link`, in both directions, until it ended. It is known of those
+    /// that ended last.
+    pub fn ended_spending(&self, id: FlowId, link: LinkId) -> Option<u64> {
+        let path = self.paths.iter().find(|p| p.addresses.link == link)?.id;
+        self.flows.ended_spending(id, path)
+    }
+
     /// Whether there is a path over this link.
     pub fn has_path(&self, link: LinkId) -> bool {
         self.paths.iter().any(|p| p.addresses.link == link)

@@ -123,6 +123,7 @@ impl Session {
             && (path.receives_datagrams()
                 || self.flows.iter().any(|f| {
                     !f.recv.is_complete()
+                        && !f.recv.is_all_received()
                         && !f.pause_out.1
                         && (!path.gated || f.grants_out.left(path.id) > 0)
                 }))

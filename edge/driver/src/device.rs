@@ -158,6 +158,10 @@ impl SessionPaths for CorePaths<'_> {
         SessionPaths::spend(self.session?, flow, socket)
     }
 
+    fn is_carried(&self, flow: FlowId) -> bool {
+        self.session.is_some_and(|s| s.is_carried(flow))
+    }
+
     fn failed_payload(&self, socket: LinkId) -> Option<(u64, u64)> {
         self.failed.get(&socket).copied()
     }
@@ -411,7 +415,8 @@ impl Device {
     }
 
     /// Sets whether a flow may use metered links, and how many bytes in total. It takes effect at
-    /// once, in both directions.
+    /// once, in both directions. A flow that has ended pays no more, whatever was set; when no flow pays, metered paths are
+    /// closed after [`d2tp_device::PAID_PATH_KEPT`].
     pub fn allow_paid(&self, flow: &Flow, allowed: bool, budget: Option<u64>) {
         let id = flow.flow_id();
         self.body.input(|links, now, session| match allowed {
@@ -420,7 +425,7 @@ impl Device {
         });
     }
 
-    /// Bytes carried for the flow on metered links since it was last allowed to pay.
+    /// Bytes carried for the flow on metered links since it was last allowed to pay, also when it has ended.
     pub fn paid_bytes(&self, flow: &Flow) -> u64 {
         self.body
             .observed(|links, _| links.paid_bytes(flow.flow_id()))
@@ -624,6 +629,10 @@ impl DeviceInner {
         }
         if news.candidates {
             self.candidates.send_replace(());
+        }
+        if news.unpaid {
+            // The task of the links may sleep until a later time.
+            self.shared.notify_activity();
         }
         r
     }

@@ -388,6 +388,9 @@ pub struct ScenarioFlow {
     /// Whether its OPEN may travel in the first SYN (simulator only).
     #[serde(default)]
     pub early: bool,
+    /// Whether the proxy must be able to send at any time (simulator only).
+    #[serde(default)]
+    pub reachable: bool,
     /// Whether the digest is compared with that of the origin's content.
     #[serde(default = "yes")]
     pub integrity: bool,

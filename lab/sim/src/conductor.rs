@@ -42,6 +42,10 @@ impl SessionPaths for AsleepPaths {
     fn spend(&self, _: FlowId, _: LinkId) -> Option<d2tp_device::LinkSpend> {
         None
     }
+
+    fn is_carried(&self, _: FlowId) -> bool {
+        false
+    }
 }
 
 impl SimDevice {

@@ -483,6 +483,7 @@ impl SimDevice {
             hibernates: true,
             durable: spec.durable,
             early: spec.early,
+            reachable: spec.reachable,
             ..FlowOptions::default()
         };
         if spec

@@ -185,13 +185,13 @@ impl SimDevice {
         self.clients.up = up;
     }
 
-    /// Makes flows that are over stop paying, and leave the scheduler.
+    /// Lets flows that are over leave the scheduler. Their links find by themselves that they pay no more.
     fn leave_those_over(&mut self, now: Time, active: &[usize]) {
         for number in 0..self.clients.flows.len() {
             if active.contains(&number) || self.clients.flows[number].client.id().is_none() {
                 continue;
             }
-            self.forbid(now, number);
+            self.stop_counting(now, number);
             let clients = &mut self.clients;
             let flow = &mut clients.flows[number];
             flow.client.leave(&mut clients.scheduler);
@@ -367,18 +367,24 @@ impl SimDevice {
 
     /// Ends the spending of the flow that a transfer has paid for so far.
     fn forbid(&mut self, now: Time, number: usize) {
-        let Some(id) = self.clients.flows[number].counted.take() else {
-            return;
-        };
+        if let Some(id) = self.stop_counting(now, number) {
+            self.with_links(now, |links, now, session| {
+                links.forbid_paid(now, session, id);
+            });
+        }
+    }
+
+    /// Counts for the last time what the flow of a transfer has paid. Returns the flow.
+    fn stop_counting(&mut self, now: Time, number: usize) -> Option<FlowId> {
+        let id = self.clients.flows[number].counted.take()?;
         let paid = self.with_links(now, |links, now, session| {
             links.observe(now, session);
-            let paid = links.paid_bytes(id);
-            links.forbid_paid(now, session, id);
-            paid
+            links.paid_bytes(id)
         });
         let spending = &mut self.clients.flows[number].spending;
         spending.count(paid);
         spending.apply(Grant::None, None);
+        Some(id)
     }
 }
 

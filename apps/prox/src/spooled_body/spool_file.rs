@@ -170,7 +170,13 @@ impl SpooledBody {
                     };
                     let told = home.copy_store.record_progress(home.id, progress).await;
                     match pin.upgrade() {
-                        Some(pin) if told.is_ok() => pin.state.lock().noted = whole,
+                        Some(pin) if told.is_ok() => {
+                            pin.state.lock().noted = whole;
+                            drop(pin);
+                            if whole {
+                                home.copy_store.on_whole(home.id);
+                            }
+                        }
                         Some(_) => {}
                         None => home.copy_store.forget_version(home.id),
                     }
@@ -191,14 +197,71 @@ impl SpooledBody {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
+    use std::sync::{Weak, mpsc};
     use std::time::Duration;
 
+    use cedos_lab_rig::wait::until;
     use d2tp_driver::Journal;
+    use tokio_util::task::AbortOnDropHandle;
 
     use super::*;
     use crate::client_limits::ClientLimitTable;
     use crate::config::ProxConfig;
+    use crate::copy_store::CopyRecord;
+    use crate::hibernated_copies::HibernatedCopies;
+    use crate::pinned_copy::{CopyHead, PinnedCopy};
+
+    /// A copy with this body.
+    fn copy_of(id: u64, body: &Arc<SpooledBody>) -> Arc<PinnedCopy> {
+        let url = "http://origin.example/object";
+        let record = CopyRecord {
+            client: body.client(),
+            asked_url: url.to_owned(),
+            asked_headers: Vec::new(),
+            status: 200,
+            http2: false,
+            headers: Vec::new(),
+            url: url.to_owned(),
+            redirected: false,
+            origin_validator: None,
+            own_tag: None,
+            selected_by: Vec::new(),
+            total: None,
+            boot: 0,
+        };
+        let (head, request) = CopyHead::from_entry(&record).unwrap();
+        Arc::new(PinnedCopy {
+            id,
+            head,
+            body: body.clone(),
+            request,
+            cache: Weak::new(),
+            listings: Mutex::default(),
+            _fetch: AbortOnDropHandle::new(tokio::spawn(async {})),
+        })
+    }
+
+    #[tokio::test]
+    async fn a_copy_whose_record_is_made_after_its_flow_slept_leaves_memory_then() {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = Arc::new(Journal::open(&dir.path().join("journal")).unwrap());
+        let copy_store = CopyStore::open(dir.path(), journal).unwrap();
+        let hibernated = Arc::<HibernatedCopies>::default();
+        copy_store.use_hibernated(&hibernated);
+        let config = ProxConfig::default();
+        let clients = Arc::new(ClientLimitTable::new(&config));
+        let ledger = Arc::new(QuotaLedger::new(&config, clients, false));
+        let home = SpoolFile { copy_store, id: 1 };
+        let state_dir = dir.path().to_owned();
+        let body = SpooledBody::new(ledger, [9; 32], state_dir, 0, None, Some(home));
+        let body = Arc::new(body.unwrap());
+        hibernated.add_flow(copy_of(1, &body));
+        body.finish();
+        hibernated.unload(1);
+        let is_loaded = || hibernated.get(1).expect("a flow reads it").is_some();
+        assert!(is_loaded(), "its record does not say yet that it is whole");
+        until("it leaves memory", || !is_loaded()).await;
+    }
 
     #[test]
     fn a_runtime_ends_while_a_copy_waits_for_the_journal() {

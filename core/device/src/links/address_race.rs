@@ -21,6 +21,8 @@ impl DeviceLinks {
         patience: Span,
     ) {
         self.observe(now, session);
+        // A path that nothing pays for leads to the node before.
+        self.kept_until = None;
         let pays = self.pays();
         for link in self.links.values_mut() {
             if !link.is_wanted(pays) || link.health.keeps_sockets() {

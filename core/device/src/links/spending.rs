@@ -9,9 +9,22 @@ use crate::facts::SessionPaths;
 use crate::grants::{LinkSpend, PaidLinks, PayingFlow, grant_ahead};
 use crate::tracked::TrackedLink;
 
+/// How long metered paths stay open after the last flow that paid for them has ended, so that many small requests in a
+/// row need one path: opening one costs a round trip and some hundred bytes, and an idle path costs nothing.
+///
+/// The packet that closes the path is to leave in the tail of a cellular radio, so that it wakes none: the tail is 11.6 s
+/// long for LTE, and 8.9 to 14 s for 3G (`edge/power/radios.toml`). By then a server that hears nothing has not suspended
+/// the session (15 s, R-SUSPEND-2), and no keepalive is due (25 s, R-ALIVE-1). Lower: more requests open a path of their
+/// own. Higher: the last packet wakes the radio, or a keepalive is sent.
+pub const PAID_PATH_KEPT: Span = Span::from_secs(10); // as long as clients keep a path between two payments of one flow
+
+/// The number of ended flows whose spending is still known: as many as a session has flows (docs/protocol.md §15).
+const ENDED_PAYERS_MAX: usize = 1_024;
+
 impl DeviceLinks {
     /// Allows a flow to spend on `links`, up to `budget` payload bytes in total since it was first
-    /// allowed to. Takes effect at once.
+    /// allowed to, until it is forbidden or nothing of it remains to be carried. Takes effect at once. For a flow that has
+    /// ended, nothing changes.
     pub fn allow_paid(
         &mut self,
         now: Time,
@@ -20,6 +33,11 @@ impl DeviceLinks {
         budget: Option<u64>,
         links: PaidLinks,
     ) {
+        if session.is_carried(flow) {
+            self.observe(now, session);
+            return;
+        }
+        self.kept_until = None;
         let before = self.spends(session, flow, &PaidLinks::All);
         let payer = self.payers.entry(flow);
         let payer = payer.or_insert_with(|| PayingFlow::new(&before));
@@ -37,26 +55,38 @@ impl DeviceLinks {
         self.update_grants(session);
     }
 
-    /// Forbids a flow to spend. Takes effect at once.
+    /// Forbids a flow to spend. Takes effect at once: if no other flow pays, metered paths are closed. A flow that has ended
+    /// pays no more without this; then its path is kept for [`PAID_PATH_KEPT`].
     pub fn forbid_paid(&mut self, now: Time, session: &dyn SessionPaths, flow: FlowId) {
-        self.payers.remove(&flow);
-        let paid: Vec<LinkId> = self.paid_sockets(&PaidLinks::All).collect();
-        self.revoke(flow, &paid);
         self.observe(now, session);
+        self.ended_payers.retain(|(ended, _)| *ended != flow);
+        if self.payers.remove(&flow).is_some() {
+            let paid: Vec<LinkId> = self.paid_sockets(&PaidLinks::All).collect();
+            self.revoke(flow, &paid);
+        }
         self.update_paths(now);
         self.update_grants(session);
     }
 
-    /// Payload bytes of a flow on metered links since it was allowed to pay.
+    /// Payload bytes of a flow on metered links since it was allowed to pay. They are still known when it has ended.
     pub fn paid_bytes(&self, flow: FlowId) -> u64 {
-        self.payers.get(&flow).map_or(0, PayingFlow::spent)
+        let payer = self.payers.get(&flow).map(PayingFlow::spent);
+        payer.or_else(|| self.spent_at_end(flow)).unwrap_or(0)
     }
 
     /// Payload bytes of a flow on metered links since it was allowed to pay, with those since the last count.
     pub fn paid_bytes_now(&self, session: &dyn SessionPaths, flow: FlowId) -> u64 {
-        self.payers.get(&flow).map_or(0, |payer| {
-            payer.spent_with(&self.spends(session, flow, &PaidLinks::All))
-        })
+        let payer = self
+            .payers
+            .get(&flow)
+            .map(|payer| payer.spent_with(&self.spends(session, flow, &PaidLinks::All)));
+        payer.or_else(|| self.spent_at_end(flow)).unwrap_or(0)
+    }
+
+    /// What a flow had spent when it ended.
+    fn spent_at_end(&self, flow: FlowId) -> Option<u64> {
+        let mut ended = self.ended_payers.iter().rev();
+        ended.find(|(id, _)| *id == flow).map(|(_, spent)| *spent)
     }
 
     /// Extends the grants of paying flows to one second ahead, within their budgets. If no flow
@@ -66,7 +96,8 @@ impl DeviceLinks {
         if paid.is_empty() || session.is_over() {
             return;
         }
-        if let Some(bytes_per_second) = self.settings.lend_rate {
+        // A path that is only kept for a while has nothing to repair.
+        if let Some(bytes_per_second) = self.settings.lend_rate.filter(|_| self.pays()) {
             let flows_pay = !self.payers.is_empty();
             let lend = |socket: &LinkId| match flows_pay {
                 true => LinkAction::EndLending { socket: *socket },
@@ -110,6 +141,27 @@ impl DeviceLinks {
             payer.update(&self.spends(session, *flow, &PaidLinks::All));
         }
         self.payers = payers;
+    }
+
+    /// Lets flows pay no more of which nothing remains to be carried. With the last of them begins the time for which their
+    /// paths are still kept.
+    pub(super) fn release_ended(&mut self, now: Time, session: &dyn SessionPaths) {
+        let paying = self.payers.keys().copied();
+        let ended: Vec<FlowId> = paying.filter(|flow| session.is_carried(*flow)).collect();
+        if ended.is_empty() {
+            return;
+        }
+        for flow in ended {
+            if let Some(payer) = self.payers.remove(&flow) {
+                self.ended_payers.push_back((flow, payer.spent()));
+            }
+        }
+        let surplus = self.ended_payers.len().saturating_sub(ENDED_PAYERS_MAX);
+        self.ended_payers.drain(..surplus);
+        if self.payers.is_empty() {
+            self.kept_until = Some(now + PAID_PATH_KEPT);
+            self.news.unpaid = true;
+        }
     }
 
     /// Sockets of the metered links that `allowed` contains.

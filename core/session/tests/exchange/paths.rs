@@ -308,6 +308,43 @@ fn probes_of_an_idle_metered_path_cost_little() {
 }
 
 #[test]
+fn a_flow_that_arrived_whole_is_carried_and_not_probed_for_while_nobody_reads_it() {
+    // R-PATH-9: the device waits for no payload.
+    let mut p = Pair::new();
+    p.open_path(0, false);
+    p.run_for(Span::from_secs(1));
+    p.reading = false;
+    let flow = p.request(1_000, FlowOptions::default());
+    assert!(!p.device.session(p.session).unwrap().is_carried(flow));
+    p.run_for(Span::from_secs(1));
+    let session = p.device.session(p.session).unwrap();
+    assert!(session.has_unread(flow) && session.is_carried(flow));
+    let before = p.wires[&0].bytes_up;
+    p.run_for(Span::from_secs(60));
+    assert_eq!(p.wires[&0].bytes_up, before);
+}
+
+#[test]
+fn what_a_flow_that_ended_carried_on_a_gated_path_is_known_until_another_handshake() {
+    let mut p = Pair::new();
+    p.open_path(0, true);
+    p.run_for(Span::from_secs(1));
+    let flow = p.request(1_000, FlowOptions::default());
+    (p.device)
+        .with(p.session, |s| s.grant(flow, LinkId(0), 1_000_000))
+        .unwrap();
+    p.run_for(Span::from_secs(1));
+    let session = p.device.session(p.session).unwrap();
+    assert_eq!(session.grant_left(flow, LinkId(0)), None, "it is forgotten");
+    // The request has eight bytes.
+    assert_eq!(session.ended_spending(flow, LinkId(0)), Some(1_008));
+    // Keys last an hour.
+    p.run_for(Span::from_secs(3_700));
+    let session = p.device.session(p.session).unwrap();
+    assert_eq!(session.ended_spending(flow, LinkId(0)), None);
+}
+
+#[test]
 fn a_small_probe_from_another_address_proves_it() {
     // R-PATH-2, R-PATH-9: 128 bytes are enough for a challenge.
     let mut p = idle_session(true);

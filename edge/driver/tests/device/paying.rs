@@ -64,3 +64,30 @@ async fn a_budget_is_for_all_links_together_and_counts_from_when_it_was_given() 
     reader.abort();
     let _ = head.shutdown().await;
 }
+
+#[tokio::test]
+async fn the_next_flow_has_the_path_of_one_that_paid_and_ended_and_what_that_paid_is_known() {
+    let (server, links) = (server(), ProvidedLinks::new());
+    let device = device(&server, &links, links.clone()).await;
+    links.add(ProvidedLink::new("cell", at(6)).with_class(CostClass::Metered));
+    let mut carried_by = Vec::new();
+    for _ in 0..3 {
+        let mut near = device.open(d2tp_driver::FlowSettings::default()).unwrap();
+        device.allow_paid(&near, true, None);
+        near.write_all(b"?").await.unwrap();
+        near.shutdown().await.unwrap();
+        let mut far = within(server.accept()).await.unwrap();
+        far.write_all(&vec![1; FIRST]).await.unwrap();
+        far.shutdown().await.unwrap();
+        let mut got = Vec::new();
+        within(near.read_to_end(&mut got)).await.unwrap();
+        until("it has ended", || near.end().is_some()).await;
+        // It ended faster than links are updated.
+        let paid = device.paid_bytes_now(&near);
+        assert!(paid > FIRST as u64, "{paid}");
+        device.allow_paid(&near, false, None);
+        carried_by.push(active(&device, "cell"));
+    }
+    assert_eq!(carried_by[0].len(), 1);
+    assert!(carried_by.iter().all(|path| *path == carried_by[0]));
+}
