@@ -300,6 +300,12 @@ impl Session {
             .map(|f| (f.recv.read_to(), f.recv.final_size()))
     }
 
+    /// The number of bytes of a flow that can be read now.
+    pub fn readable(&self, id: FlowId) -> u64 {
+        let flow = self.flows.get(id);
+        flow.map_or(0, |f| f.recv.contiguous().saturating_sub(f.recv.read_to()))
+    }
+
     /// Abandons the flow's sending direction. The peer's reader gets `code`.
     pub fn reset(&mut self, id: FlowId, code: u64) {
         let Some(flow) = self.flows.get_mut(id) else {

@@ -202,6 +202,13 @@ impl Flow {
         offsets.map_or(0, |(_, acknowledged)| acknowledged)
     }
 
+    /// The number of bytes that have arrived and can be read now.
+    pub fn readable(&self) -> u64 {
+        let inner = self.shared.inner.lock();
+        let session = inner.core.session(self.session);
+        session.map_or(0, |s| s.readable(self.id))
+    }
+
     /// Whether the peer has all that was written, and the end if there is one.
     pub fn is_flushed(&self) -> bool {
         let inner = self.shared.inner.lock();
