@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use cedos_lab_rig::processor_wait::waited_by_this_thread;
 use cedos_lab_rig::wait::{until, within};
 use d2tp_driver::{
     Device, DeviceOptions, EndpointConfig, Flow, FlowSettings, NodeAddress, ProvidedLinks, Server,
@@ -89,9 +90,18 @@ fn later(
         return;
     }
     let delay = Duration::from_millis(delay.load(Ordering::SeqCst));
+    // Device, nodes and server run on this thread. While it waits for a processor no node comes nearer.
+    let (begin, waited) = (Instant::now(), waited_by_this_thread());
     tokio::spawn(async move {
-        // sleep: the delay of the network is the subject
-        tokio::time::sleep(delay).await;
+        loop {
+            let due = delay + waited_by_this_thread().saturating_sub(waited);
+            let left = due.saturating_sub(begin.elapsed());
+            if left.is_zero() {
+                break;
+            }
+            // sleep: the delay of the network is the subject
+            tokio::time::sleep(left).await;
+        }
         send.await;
     });
 }
