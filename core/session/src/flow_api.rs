@@ -13,6 +13,7 @@ use crate::event::{FlowEnd, SessionEvent};
 use crate::flow::{SessionFlow, want};
 use crate::flow_options::{FlowOptions, PRIORITY_LAST};
 use crate::memory_pool::{MemoryAccount, MemoryCharge};
+use crate::recv_half::ArrivedBytes;
 use crate::recv_half::RecvHalf;
 use crate::send_half::SendHalf;
 use crate::session::{FlowError, ReadOutcome, Session, say};
@@ -300,10 +301,10 @@ impl Session {
             .map(|f| (f.recv.read_to(), f.recv.final_size()))
     }
 
-    /// The number of bytes of a flow that can be read now.
-    pub fn readable(&self, id: FlowId) -> u64 {
+    /// The bytes of a flow that the application has not read.
+    pub fn arrived(&self, id: FlowId) -> ArrivedBytes {
         let flow = self.flows.get(id);
-        flow.map_or(0, |f| f.recv.contiguous().saturating_sub(f.recv.read_to()))
+        flow.map(|f| f.recv.arrived()).unwrap_or_default()
     }
 
     /// Abandons the flow's sending direction. The peer's reader gets `code`.

@@ -53,7 +53,7 @@ pub(crate) async fn enforce(home: &EngineState, held: &CarriedFlow) -> SocketFau
     };
     let wants = |options: &SocketOptions, statuses: &[LinkStatus], left| {
         let bytes = FlowBytes {
-            arrived: held.flow.borrow().readable(),
+            arrived: held.flow.borrow().arrived(),
             to_program: held.received.get(),
         };
         held.read_ahead

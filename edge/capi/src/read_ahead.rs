@@ -17,7 +17,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use d2tp_driver::{LinkStatus, LinkUse, PathState};
+use d2tp_driver::{ArrivedBytes, LinkStatus, LinkUse, PathState};
 use d2tp_sched::{
     BufferedStream, CostPolicy, DeadlineFallback, FlowDemand, PlaybackMeter, StreamBuffer,
     SwitchDelay,
@@ -81,8 +81,8 @@ pub(crate) struct ReadAheadDemand {
 /// What a socket's flow brought.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct FlowBytes {
-    /// Bytes that arrived and are not read from the flow yet. A busy machine has many.
-    pub(crate) arrived: u64,
+    /// Bytes that arrived and are not read from the flow yet. There are many while losses are repaired.
+    pub(crate) arrived: ArrivedBytes,
     /// Bytes written to the pair.
     pub(crate) to_program: u64,
 }
@@ -143,8 +143,7 @@ impl ReadAhead {
             let taken = to_program.saturating_sub(unread);
             *reader = Some(ProgramReader::new(levels, statuses, now, taken));
         }
-        // What has arrived is paid for, and is not to be bought again.
-        let here = self.kept.get() + arrived;
+        let here = self.kept.get() + arrived.readable;
         let moved = to_program + here;
         let to_come = match options.size {
             _ if self.ended.get() => Some(0),
@@ -159,6 +158,9 @@ impl ReadAhead {
             taken: to_program.saturating_sub(unread),
             to_come,
         });
+        // What has arrived is paid for, and is not to be bought again, but all that is missing before it is.
+        let buy = |bytes: u64| bytes.saturating_sub(arrived.after_gap).max(arrived.missing);
+        wants.buy_bytes = wants.buy_bytes.map(buy);
         wants.need.metered_bytes_left = left;
         wants.has_all = self.ended.get();
         if is_broke {
@@ -505,20 +507,27 @@ mod tests {
         );
         let statuses = [status(LinkUse::Paid)];
         let ahead = ReadAhead::default();
-        let look = |arrived| {
+        let look = |readable, after_gap, missing| {
             let bytes = FlowBytes {
-                arrived,
+                arrived: ArrivedBytes {
+                    readable,
+                    after_gap,
+                    missing,
+                },
                 to_program: 0,
             };
             let wants = ahead.update(at(0), &options, &statuses, None, bytes);
             wants.expect("it has thresholds").buy_bytes
         };
         // And the bytes that may be read until the next update.
-        assert_eq!(look(0), Some(950_000));
-        assert_eq!(look(250_000), Some(700_000));
+        assert_eq!(look(0, 0, 0), Some(950_000));
+        assert_eq!(look(250_000, 0, 0), Some(700_000));
         ahead.kept.set(500_000);
-        assert_eq!(look(250_000), Some(200_000));
-        assert_eq!(look(400_000), None);
+        assert_eq!(look(250_000, 0, 0), Some(200_000));
+        assert_eq!(look(250_000, 120_000, 2_000), Some(80_000));
+        // A gap is always filled.
+        assert_eq!(look(250_000, 400_000, 2_000), Some(2_000));
+        assert_eq!(look(400_000, 0, 0), None);
     }
 
     #[test]

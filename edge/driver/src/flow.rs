@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use d2tp_session::{
-    FlowEnd, FlowError, FlowId, FlowOptions, PathSelection, PublicKey, ReadOutcome, ReasonCode,
-    SessionId, Span, Time,
+    ArrivedBytes, FlowEnd, FlowError, FlowId, FlowOptions, PathSelection, PublicKey, ReadOutcome,
+    ReasonCode, SessionId, Span, Time,
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
@@ -202,11 +202,11 @@ impl Flow {
         offsets.map_or(0, |(_, acknowledged)| acknowledged)
     }
 
-    /// The number of bytes that have arrived and can be read now.
-    pub fn readable(&self) -> u64 {
+    /// The bytes that have arrived and are not read, and those missing between them.
+    pub fn arrived(&self) -> ArrivedBytes {
         let inner = self.shared.inner.lock();
         let session = inner.core.session(self.session);
-        session.map_or(0, |s| s.readable(self.id))
+        session.map(|s| s.arrived(self.id)).unwrap_or_default()
     }
 
     /// Whether the peer has all that was written, and the end if there is one.
