@@ -22,7 +22,7 @@ use crate::dlock;
 use crate::engine_state::EngineState;
 use crate::errno::SocketFault;
 use crate::options::{PersistMode, SocketOptions};
-use crate::read_ahead::{FlowBytes, LOOK, ReadAhead, ReadAheadDemand};
+use crate::read_ahead::{LOOK, ReadAhead, ReadAheadBytes, ReadAheadDemand};
 use crate::scheduled_socket::{ProgramBytes, RESTS_AFTER, ScheduledSocket, need};
 use crate::server_session::ServerSession;
 use crate::socket_owner::SocketOwner;
@@ -52,7 +52,7 @@ pub(crate) async fn enforce(home: &EngineState, held: &CarriedFlow) -> SocketFau
         resting: &held.resting,
     };
     let wants = |options: &SocketOptions, statuses: &[LinkStatus], left| {
-        let bytes = FlowBytes {
+        let bytes = ReadAheadBytes {
             arrived: held.flow.borrow().arrived(),
             to_program: held.received.get(),
         };
@@ -147,7 +147,7 @@ pub(crate) async fn enforce_opening(
         // Data buffered for a program that is not connected does not count, because the proxy's
         // answer comes first.
         wants: &|options, statuses, left| {
-            let none = FlowBytes::default();
+            let none = ReadAheadBytes::default();
             ReadAhead::default().update(now(), options, statuses, left, none)
         },
     };

@@ -80,7 +80,7 @@ pub(crate) struct ReadAheadDemand {
 
 /// What a socket's flow brought.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct FlowBytes {
+pub(crate) struct ReadAheadBytes {
     /// Bytes that arrived and are not read from the flow yet. There are many while losses are repaired.
     pub(crate) arrived: ArrivedBytes,
     /// Bytes written to the pair.
@@ -127,10 +127,10 @@ impl ReadAhead {
         options: &SocketOptions,
         statuses: &[LinkStatus],
         left: Option<u64>,
-        FlowBytes {
+        ReadAheadBytes {
             arrived,
             to_program,
-        }: FlowBytes,
+        }: ReadAheadBytes,
     ) -> Option<ReadAheadDemand> {
         let Some(levels) = options.thresholds else {
             self.reader.take();
@@ -380,10 +380,10 @@ mod tests {
         }
     }
 
-    fn to_program(bytes: u64) -> FlowBytes {
-        FlowBytes {
+    fn to_program(bytes: u64) -> ReadAheadBytes {
+        ReadAheadBytes {
             to_program: bytes,
-            ..FlowBytes::default()
+            ..ReadAheadBytes::default()
         }
     }
 
@@ -508,7 +508,7 @@ mod tests {
         let statuses = [status(LinkUse::Paid)];
         let ahead = ReadAhead::default();
         let look = |readable, after_gap, missing| {
-            let bytes = FlowBytes {
+            let bytes = ReadAheadBytes {
                 arrived: ArrivedBytes {
                     readable,
                     after_gap,
