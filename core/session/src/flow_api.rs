@@ -13,6 +13,7 @@ use crate::event::{FlowEnd, SessionEvent};
 use crate::flow::{SessionFlow, want};
 use crate::flow_options::{FlowOptions, PRIORITY_LAST};
 use crate::memory_pool::{MemoryAccount, MemoryCharge};
+use crate::recv_half::ArrivedBytes;
 use crate::recv_half::RecvHalf;
 use crate::send_half::SendHalf;
 use crate::session::{FlowError, ReadOutcome, Session, say};
@@ -306,6 +307,12 @@ impl Session {
         self.flows
             .get(id)
             .map(|f| (f.recv.read_to(), f.recv.final_size()))
+    }
+
+    /// The bytes of a flow that the application has not read.
+    pub fn arrived(&self, id: FlowId) -> ArrivedBytes {
+        let flow = self.flows.get(id);
+        flow.map(|f| f.recv.arrived()).unwrap_or_default()
     }
 
     /// Abandons the flow's sending direction. The peer's reader gets `code`.

@@ -82,6 +82,17 @@ pub(crate) struct RecvHalf {
     duplicate: u64,
 }
 
+/// Bytes of a flow that the application has not read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ArrivedBytes {
+    /// Bytes that can be read now.
+    pub readable: u64,
+    /// Bytes that arrived and wait for lost ones before them.
+    pub after_gap: u64,
+    /// Bytes before those that have not arrived.
+    pub missing: u64,
+}
+
 /// The effects of received bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReceivedChange {
@@ -162,6 +173,19 @@ impl RecvHalf {
     /// The end of the bytes that arrived without a gap.
     pub(crate) fn contiguous(&self) -> u64 {
         self.received.end_from(self.read_to).max(self.read_to)
+    }
+    /// The bytes that are not read.
+    pub(crate) fn arrived(&self) -> ArrivedBytes {
+        let from = self.contiguous();
+        let later = self.received.iter();
+        let after_gap = later
+            .map(|(start, end)| end.saturating_sub(start.max(from)))
+            .sum();
+        ArrivedBytes {
+            readable: self.readable(),
+            after_gap,
+            missing: self.reached.saturating_sub(from + after_gap),
+        }
     }
     /// Whether bytes are missing before others that were received.
     pub(crate) fn has_gap(&self) -> bool {
@@ -575,6 +599,29 @@ mod tests {
 
     fn half(window: u64) -> RecvHalf {
         RecvHalf::new(window, MemoryCharge::default())
+    }
+
+    #[test]
+    fn what_is_not_read_lies_before_or_after_a_gap() {
+        let mut half = half(100);
+        half.on_data(FLOW, 0, &[0; 10], false).unwrap();
+        half.on_data(FLOW, 20, &[0; 5], false).unwrap();
+        half.on_data(FLOW, 30, &[0; 5], false).unwrap();
+        assert_eq!(half.read(&mut [0; 4]), 4);
+        let with_gaps = ArrivedBytes {
+            readable: 6,
+            after_gap: 10,
+            missing: 15,
+        };
+        assert_eq!(half.arrived(), with_gaps);
+        half.on_data(FLOW, 10, &[0; 20], false).unwrap();
+        let whole = ArrivedBytes {
+            readable: 31,
+            ..ArrivedBytes::default()
+        };
+        assert_eq!(half.arrived(), whole);
+        assert_eq!(half.read(&mut [0; 100]), 31);
+        assert_eq!(half.arrived(), ArrivedBytes::default());
     }
 
     proptest! {

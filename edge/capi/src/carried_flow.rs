@@ -43,6 +43,8 @@ pub(crate) struct CarriedFlow {
     drained: Cell<bool>,
     /// Notified when the options change, or the flow moves data again.
     pub(crate) changed: Notify,
+    /// Notified when the options change to some with thresholds.
+    thresholds_set: Notify,
     /// Whether the scheduling task waits until the flow moves data.
     pub(crate) resting: Cell<bool>,
     /// The socket as a client of the scheduler.
@@ -71,6 +73,7 @@ impl CarriedFlow {
             read_ahead: ReadAhead::default(),
             drained: Cell::new(false),
             changed: Notify::new(),
+            thresholds_set: Notify::new(),
         }
     }
 
@@ -109,7 +112,22 @@ impl CarriedFlow {
         if before.route != options.route {
             self.flow.borrow().set_route(options.route);
         }
+        if options.thresholds.is_some() {
+            self.thresholds_set.notify_one();
+        }
         self.changed.notify_one();
+    }
+
+    /// Whether data is read ahead of the program.
+    pub(crate) fn reads_ahead(&self) -> bool {
+        self.options.borrow().thresholds.is_some()
+    }
+
+    /// Waits until data is read ahead of the program.
+    pub(crate) async fn until_reads_ahead(&self) {
+        while !self.reads_ahead() {
+            self.thresholds_set.notified().await;
+        }
     }
 
     /// Records that all data of the peer has arrived.

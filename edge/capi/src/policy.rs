@@ -22,7 +22,7 @@ use crate::dlock;
 use crate::engine_state::EngineState;
 use crate::errno::SocketFault;
 use crate::options::{PersistMode, SocketOptions};
-use crate::read_ahead::{LOOK, ReadAhead, ReadAheadDemand};
+use crate::read_ahead::{LOOK, ReadAhead, ReadAheadBytes, ReadAheadDemand};
 use crate::scheduled_socket::{ProgramBytes, RESTS_AFTER, ScheduledSocket, need};
 use crate::server_session::ServerSession;
 use crate::socket_owner::SocketOwner;
@@ -52,9 +52,12 @@ pub(crate) async fn enforce(home: &EngineState, held: &CarriedFlow) -> SocketFau
         resting: &held.resting,
     };
     let wants = |options: &SocketOptions, statuses: &[LinkStatus], left| {
-        let to_program = held.received.get();
+        let bytes = ReadAheadBytes {
+            arrived: held.flow.borrow().arrived(),
+            to_program: held.received.get(),
+        };
         held.read_ahead
-            .update(now(), options, statuses, left, to_program)
+            .update(now(), options, statuses, left, bytes)
     };
     held.scheduled
         .replace(Some(ScheduledSocket::new(home.scheduler.clone(), now())));
@@ -144,7 +147,8 @@ pub(crate) async fn enforce_opening(
         // Data buffered for a program that is not connected does not count, because the proxy's
         // answer comes first.
         wants: &|options, statuses, left| {
-            ReadAhead::default().update(now(), options, statuses, left, 0)
+            let none = ReadAheadBytes::default();
+            ReadAhead::default().update(now(), options, statuses, left, none)
         },
     };
     decide(home, &scheduled, line, &sees, wakes, BudgetMeter::default()).await

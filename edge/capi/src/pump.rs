@@ -300,8 +300,8 @@ async fn down(
 ) -> Result<(), PumpError> {
     let mut pieces: Vec<Bytes> = Vec::with_capacity(PIECES_MAX);
     loop {
-        if held.options.borrow().thresholds.is_some() {
-            return down_ahead(held, stream, &engine.read_ahead).await;
+        if held.reads_ahead() {
+            return down_ahead(held, stream, &engine.read_ahead, pieces).await;
         }
         let mut ended = false;
         let read = poll_fn(|cx| {
@@ -327,27 +327,41 @@ async fn down(
             }
         })
         .await;
-        let bytes: u64 = pieces.iter().map(|piece| piece.len() as u64).sum();
-        put(stream, &mut pieces)
-            .await
-            .map_err(|_| PumpError::Program)?;
-        held.count(&held.received, bytes);
+        let bytes = length(&pieces);
+        // A program that reads nothing may ask for data ahead meanwhile. The rest is buffered then.
+        let written = tokio::select! {
+            biased;
+            () = held.until_reads_ahead(), if read.is_ok() => Ok(()),
+            written = put(stream, &mut pieces) => written,
+        };
+        held.count(&held.received, bytes - length(&pieces));
+        written.map_err(|_| PumpError::Program)?;
         read.map_err(|error| PumpError::Flow(held.fault(&error)))?;
         if ended {
             held.has_all();
-            return end(stream);
+            if pieces.is_empty() {
+                return end(stream);
+            }
         }
     }
 }
 
-/// Copies data to the program from now on, and buffers what it does not accept yet.
+fn length(pieces: &[Bytes]) -> u64 {
+    pieces.iter().map(|piece| piece.len() as u64).sum()
+}
+
+/// Copies data to the program from now on, `pieces` first, and buffers what it does not accept yet.
 async fn down_ahead(
     held: &CarriedFlow,
     stream: &TcpStream,
     store: &ReadAheadMemory,
+    pieces: Vec<Bytes>,
 ) -> Result<(), PumpError> {
     let ahead = &held.read_ahead;
     let mut kept = ReadAheadQueue::new(ahead, store);
+    for piece in pieces.into_iter().filter(|piece| !piece.is_empty()) {
+        kept.push(piece);
+    }
     loop {
         if ahead.has_ended() && kept.pieces.is_empty() {
             return end(stream);

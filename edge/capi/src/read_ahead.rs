@@ -2,8 +2,8 @@
 //! (`D2TP_SO_RCVBUFTH`).
 //!
 //! ```text
-//!  flow ─▶ buffered here, AHEAD_BYTES_MAX at most ─▶ the pair: sent, not sent yet ─▶ program
-//!          └────────────────────── ahead of the program ─────────────────────┘
+//!  flow: arrived ─▶ buffered here, AHEAD_BYTES_MAX at most ─▶ the pair: sent, not sent yet ─▶ program
+//!        └───────────────────────── ahead of the program ───────────────────────────┘
 //!   ahead ─▶ d2tp_sched::StreamBuffer ─▶ low reached: this many bytes may be paid for, up to high
 //! ```
 //!
@@ -17,7 +17,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use d2tp_driver::{LinkStatus, LinkUse, PathState};
+use d2tp_driver::{ArrivedBytes, LinkStatus, LinkUse, PathState};
 use d2tp_sched::{
     BufferedStream, CostPolicy, DeadlineFallback, FlowDemand, PlaybackMeter, StreamBuffer,
     SwitchDelay,
@@ -78,6 +78,15 @@ pub(crate) struct ReadAheadDemand {
     pub(crate) is_broke: bool,
 }
 
+/// What a socket's flow brought.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ReadAheadBytes {
+    /// Bytes that arrived and are not read from the flow yet. There are many while losses are repaired.
+    pub(crate) arrived: ArrivedBytes,
+    /// Bytes written to the pair.
+    pub(crate) to_program: u64,
+}
+
 impl ReadAhead {
     pub(crate) fn open(&self, pair: RawFd) {
         self.pair.set(Some(pair));
@@ -111,15 +120,17 @@ impl ReadAhead {
         self.kept.get() + self.unread()
     }
 
-    /// The current demand, given what is left of the budget; `None` without thresholds. `to_program`:
-    /// bytes written to the pair.
+    /// The current demand, given what is left of the budget; `None` without thresholds.
     pub(crate) fn update(
         &self,
         now: Time,
         options: &SocketOptions,
         statuses: &[LinkStatus],
         left: Option<u64>,
-        to_program: u64,
+        ReadAheadBytes {
+            arrived,
+            to_program,
+        }: ReadAheadBytes,
     ) -> Option<ReadAheadDemand> {
         let Some(levels) = options.thresholds else {
             self.reader.take();
@@ -132,7 +143,8 @@ impl ReadAhead {
             let taken = to_program.saturating_sub(unread);
             *reader = Some(ProgramReader::new(levels, statuses, now, taken));
         }
-        let moved = to_program + self.kept.get();
+        let here = self.kept.get() + arrived.readable;
+        let moved = to_program + here;
         let to_come = match options.size {
             _ if self.ended.get() => Some(0),
             size => size.map(|size| size.saturating_sub(moved)),
@@ -142,14 +154,17 @@ impl ReadAhead {
             now,
             options,
             statuses,
-            ahead: self.kept.get() + unread,
+            ahead: here + unread,
             taken: to_program.saturating_sub(unread),
             to_come,
         });
+        // What has arrived is paid for, and is not to be bought again, but all that is missing before it is.
+        let buy = |bytes: u64| bytes.saturating_sub(arrived.after_gap).max(arrived.missing);
+        wants.buy_bytes = wants.buy_bytes.map(buy);
         wants.need.metered_bytes_left = left;
         wants.has_all = self.ended.get();
         if is_broke {
-            wants.is_broke = wants.buy_bytes.take().is_some() && self.kept.get() + unread == 0;
+            wants.is_broke = wants.buy_bytes.take().is_some() && here + unread == 0;
         }
         Some(wants)
     }
@@ -365,6 +380,13 @@ mod tests {
         }
     }
 
+    fn to_program(bytes: u64) -> ReadAheadBytes {
+        ReadAheadBytes {
+            to_program: bytes,
+            ..ReadAheadBytes::default()
+        }
+    }
+
     /// Simulates a program that reads 100 kB per second over a metered link of ten times that rate,
     /// for `seconds`. Returns the smallest and largest amount buffered, and how often it began to
     /// pay.
@@ -376,7 +398,8 @@ mod tests {
         let mut paid = false;
         for look in 1..seconds * 5 {
             ahead.kept.set(came - taken);
-            let wants = ahead.update(at(look * 200), options, &statuses, None, taken);
+            let bytes = to_program(taken);
+            let wants = ahead.update(at(look * 200), options, &statuses, None, bytes);
             let fills = wants.expect("it has thresholds").buy_bytes;
             begun += u32::from(fills.is_some() && !paid);
             paid = fills.is_some();
@@ -455,8 +478,8 @@ mod tests {
         };
         let statuses = [status(LinkUse::Paid)];
         let ahead = ReadAhead::default();
-        let look = |left, to_program| {
-            let wants = ahead.update(at(0), &options, &statuses, left, to_program);
+        let look = |left, taken| {
+            let wants = ahead.update(at(0), &options, &statuses, left, to_program(taken));
             let wants = wants.expect("it has thresholds");
             (wants.buy_bytes, wants.is_broke)
         };
@@ -474,6 +497,37 @@ mod tests {
         ahead.kept.set(0);
         ahead.ended();
         assert_eq!(look(None, 0), (None, false));
+    }
+
+    #[test]
+    fn what_arrived_and_is_not_read_yet_is_not_paid_for_again() {
+        let options = reading(
+            levels(300_000, 900_000, RcvbufUnit::Bytes, 0),
+            CostPolicy::FreeFirst,
+        );
+        let statuses = [status(LinkUse::Paid)];
+        let ahead = ReadAhead::default();
+        let look = |readable, after_gap, missing| {
+            let bytes = ReadAheadBytes {
+                arrived: ArrivedBytes {
+                    readable,
+                    after_gap,
+                    missing,
+                },
+                to_program: 0,
+            };
+            let wants = ahead.update(at(0), &options, &statuses, None, bytes);
+            wants.expect("it has thresholds").buy_bytes
+        };
+        // And the bytes that may be read until the next update.
+        assert_eq!(look(0, 0, 0), Some(950_000));
+        assert_eq!(look(250_000, 0, 0), Some(700_000));
+        ahead.kept.set(500_000);
+        assert_eq!(look(250_000, 0, 0), Some(200_000));
+        assert_eq!(look(250_000, 120_000, 2_000), Some(80_000));
+        // A gap is always filled.
+        assert_eq!(look(250_000, 400_000, 2_000), Some(2_000));
+        assert_eq!(look(400_000, 0, 0), None);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use d2tp_links::{LinkKind, NetworkManager};
-use d2tp_power::{LinuxMachine, PowerEvent, WakeController};
+use d2tp_power::{LinuxMachine, Logind, LogindError, PowerEvent, WakeController};
 use d2tp_sched::{ScanPeriods, WakePlanner};
 use d2tp_time::Span;
 use tokio::time::timeout;
@@ -17,7 +17,7 @@ use crate::wake_registry::ASK_EVERY;
 /// The interval between scans, as in the paper: an engine has no forecast of links.
 const LOOK_EVERY: Span = Span::from_secs(120);
 
-/// How long the system's bus may take to answer before it counts as absent.
+/// How long the system's bus is waited for before the machine is only woken, and not kept awake, until it answers.
 const BUS_ANSWERS: Duration = Duration::from_secs(5); // the same as in the agent
 
 /// Plans wake-ups while the engine runs. Nothing is requested of the machine before the first D-Lock.
@@ -26,8 +26,13 @@ pub(crate) async fn run(engine: Rc<EngineState>) {
     while !is_held() || stands.is_empty() {
         stands.changed.notified().await;
     }
+    let mut connecting = Box::pin(Logind::system());
+    let logind = timeout(BUS_ANSWERS, &mut connecting).await;
+    // Alarms need no bus.
+    let mut is_bus_late = logind.is_err();
+    let logind = logind.unwrap_or_else(|_| Err(LogindError::unanswered()));
     // There are no timers or no descriptors, so the machine is not woken.
-    let Ok(Ok(machine)) = timeout(BUS_ANSWERS, LinuxMachine::open()).await else {
+    let Ok(machine) = LinuxMachine::with(logind) else {
         return;
     };
     let mut keeper = WakeController::new(machine);
@@ -54,6 +59,10 @@ pub(crate) async fn run(engine: Rc<EngineState>) {
                     }
                 }
             },
+            logind = &mut connecting, if is_bus_late => {
+                is_bus_late = false;
+                keeper.change_machine(|machine| machine.set_logind(logind));
+            }
             () = stands.changed.notified() => {}
             () = tokio::time::sleep(ASK_EVERY), if !is_idle => {}
         }

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use d2tp_session::{
-    FlowEnd, FlowError, FlowId, FlowOptions, PathSelection, PublicKey, ReadOutcome, ReasonCode,
-    SessionId, Span, Time,
+    ArrivedBytes, FlowEnd, FlowError, FlowId, FlowOptions, PathSelection, PublicKey, ReadOutcome,
+    ReasonCode, SessionId, Span, Time,
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
@@ -200,6 +200,13 @@ impl Flow {
         let session = inner.core.session(self.session);
         let offsets = session.and_then(|s| s.send_offsets(self.id));
         offsets.map_or(0, |(_, acknowledged)| acknowledged)
+    }
+
+    /// The bytes that have arrived and are not read, and those missing between them.
+    pub fn arrived(&self) -> ArrivedBytes {
+        let inner = self.shared.inner.lock();
+        let session = inner.core.session(self.session);
+        session.map(|s| s.arrived(self.id)).unwrap_or_default()
     }
 
     /// Whether the peer has all that was written, and the end if there is one.

@@ -90,11 +90,12 @@ pub use clock::boot;
 pub use d2tp_device::nearest_server;
 pub use d2tp_sched::CarriedByLink;
 pub use d2tp_session::{
-    AckOffload, Admission, BadCidShare, CONTEXTS, CONTEXTS_OF_COPIES, CidShare, CipherSuite,
-    CongestionKind, DATAGRAMS_MAX, DatagramStats, DrwaLambda, EndpointConfig, FirstHopStatus,
-    FlowEnd, HybridPolicy, LinkId, MemoryAccount, MemoryCharge, MemoryPool, Mirroring,
-    PathSchedulerKind, PathSelection, PathState, PathStats, PathSwitchKind, PublicKey, ReasonCode,
-    RelayId, RelayLimits, RelayRefusal, SecretKey, SessionEnd, SessionEvent, TraceLevel,
+    AckOffload, Admission, ArrivedBytes, BadCidShare, CONTEXTS, CONTEXTS_OF_COPIES, CidShare,
+    CipherSuite, CongestionKind, DATAGRAMS_MAX, DatagramStats, DrwaLambda, EndpointConfig,
+    FirstHopStatus, FlowEnd, HybridPolicy, LinkId, MemoryAccount, MemoryCharge, MemoryPool,
+    Mirroring, PathSchedulerKind, PathSelection, PathState, PathStats, PathSwitchKind, PublicKey,
+    ReasonCode, RelayId, RelayLimits, RelayRefusal, SecretKey, SessionEnd, SessionEvent,
+    TraceLevel,
 };
 pub use d2tp_stream::{
     HttpProxyError, IdentityError, STREAM_PORT_DEFAULT, StreamIdentity, TcpStreamAcceptor,

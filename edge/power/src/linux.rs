@@ -39,6 +39,12 @@ impl LinuxMachine {
         })
     }
 
+    /// Uses this connection to logind from now on, or none. What kept the machine awake ends.
+    pub fn set_logind(&mut self, logind: Result<Logind, LogindError>) {
+        self.logind = logind;
+        self.inhibitor = None;
+    }
+
     /// What the machine cannot do, for users; empty if nothing is missing.
     pub fn limitations(&self) -> Vec<String> {
         let mut lacks = Vec::new();

@@ -33,6 +33,14 @@ pub struct LogindError {
     cause: zbus::Error,
 }
 
+impl LogindError {
+    /// The system bus has not answered in time.
+    pub fn unanswered() -> LogindError {
+        let cause = std::io::Error::from(std::io::ErrorKind::TimedOut);
+        error_while("is not reached")(zbus::Error::InputOutput(cause.into()))
+    }
+}
+
 /// A connection to logind, which reports and inhibits sleep.
 #[derive(Debug)]
 pub struct Logind {

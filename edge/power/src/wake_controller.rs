@@ -25,7 +25,12 @@ impl<M: SleepingMachine> WakeController<M> {
 
     /// Applies a plan; `why`: why the machine is kept awake, for users.
     pub async fn apply(&mut self, now: Time, plan: WakePlan, why: &str) {
-        let known = std::mem::replace(&mut self.plan, plan);
+        let known = self.plan;
+        // A request that is dropped while it waits for an answer is made again by the next plan.
+        self.plan = WakePlan {
+            hold: known.hold,
+            ..plan
+        };
         let bells = [
             (WakeReason::ScanLinks, known.scan_at, plan.scan_at),
             (WakeReason::StartFlow, known.start_at, plan.start_at),
@@ -40,6 +45,13 @@ impl<M: SleepingMachine> WakeController<M> {
             (true, false) => self.machine.allow_sleep(),
             _ => {}
         }
+        self.plan.hold = plan.hold;
+    }
+
+    /// Changes what the machine can do. The next plan asks again to keep it awake.
+    pub fn change_machine(&mut self, change: impl FnOnce(&mut M)) {
+        change(&mut self.machine);
+        self.plan.hold = false;
     }
 
     /// The next event; call [`WakeController::apply`] after each.
@@ -72,6 +84,7 @@ mod tests {
     use super::*;
     use d2tp_sched::{ScanPeriods, WakeNeeds, WakePlanner};
     use d2tp_time::Span;
+    use futures_util::FutureExt as _;
 
     /// A machine that sleeps until the first alarm, and records what happens.
     #[derive(Default)]
@@ -79,6 +92,8 @@ mod tests {
         now: Time,
         alarms: Vec<(WakeReason, Time)>,
         diary: Vec<String>,
+        /// Whether requests to stay awake are not answered.
+        is_silent: bool,
     }
 
     impl SleepingMachine for Sleeper {
@@ -89,6 +104,9 @@ mod tests {
         }
 
         async fn inhibit_sleep(&mut self, why: &str) {
+            if self.is_silent {
+                std::future::pending::<()>().await;
+            }
             self.diary.push(format!("held: {why}"));
         }
 
@@ -102,6 +120,31 @@ mod tests {
             self.now = self.now.max(at);
             PowerEvent::AlarmFired(bell)
         }
+    }
+
+    #[tokio::test]
+    async fn a_request_to_stay_awake_that_was_not_answered_in_time_is_made_again() {
+        let mut keeper = WakeController::new(Sleeper {
+            is_silent: true,
+            ..Sleeper::default()
+        });
+        let plan = WakePlan {
+            hold: true,
+            start_at: Some(Time::ZERO + Span::from_secs(50)),
+            ..WakePlan::default()
+        };
+        let applied = keeper.apply(Time::ZERO, plan, "a flow runs");
+        assert!(applied.now_or_never().is_none());
+        assert_eq!(keeper.machine().alarms.len(), 1);
+        keeper.machine.is_silent = false;
+        for _ in 0..2 {
+            keeper.apply(Time::ZERO, plan, "a flow runs").await;
+            assert_eq!(keeper.machine().diary, ["held: a flow runs"]);
+        }
+        // Another service keeps nothing awake yet.
+        keeper.change_machine(|machine| machine.diary.clear());
+        keeper.apply(Time::ZERO, plan, "a flow runs").await;
+        assert_eq!(keeper.machine().diary, ["held: a flow runs"]);
     }
 
     #[tokio::test]

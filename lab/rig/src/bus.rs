@@ -5,6 +5,8 @@ use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use zbus::{Connection, Proxy};
 
 use crate::wait::until_async;
@@ -43,7 +45,7 @@ pub struct ServiceBus {
     address: String,
     // Dropped in this order.
     mock: BusProcess,
-    _daemon: BusProcess,
+    daemon: BusProcess,
     _place: BusSocketFile,
 }
 
@@ -122,7 +124,7 @@ impl ServiceBus {
             connection,
             address,
             mock,
-            _daemon: daemon,
+            daemon,
         })
     }
 
@@ -140,6 +142,21 @@ impl ServiceBus {
     pub fn end_service(&mut self) {
         let _ = self.mock.0.kill();
         let _ = self.mock.0.wait();
+    }
+
+    /// Lets the bus answer nobody.
+    pub fn pause(&self) {
+        self.signal(Signal::SIGSTOP);
+    }
+
+    /// Lets the bus answer again.
+    pub fn resume(&self) {
+        self.signal(Signal::SIGCONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.daemon.0.id().cast_signed());
+        kill(pid, signal).expect("it runs");
     }
 
     /// The inhibitors at logind's stand-in: what, who, why, mode.

@@ -3,6 +3,7 @@
 //! A test of a bound in real time subtracts it, so that the bound stays what it is on an idle machine, where processes
 //! hardly wait, and the test does not fail because other programs run.
 
+use std::path::Path;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -10,6 +11,11 @@ use nix::unistd::Pid;
 
 /// How often the figures of processes that may end are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// How long the calling thread has waited for a processor, all in all.
+pub fn waited_by_this_thread() -> Duration {
+    waited_in(Path::new("/proc/thread-self")).unwrap_or_default()
+}
 
 /// The time that processes had waited for a processor at some moment.
 #[must_use]
@@ -54,12 +60,15 @@ fn waited(pids: &[Pid]) -> Duration {
         .iter()
         .filter_map(|pid| std::fs::read_dir(format!("/proc/{pid}/task")).ok())
         .flat_map(|all| all.flatten());
-    let nanoseconds = threads.filter_map(|thread| {
-        // Time on a processor, time in a queue for one, and how often it ran.
-        let text = std::fs::read_to_string(thread.path().join("schedstat")).ok()?;
-        text.split(' ').nth(1)?.parse::<u64>().ok()
-    });
-    Duration::from_nanos(nanoseconds.sum())
+    threads.filter_map(|thread| waited_in(&thread.path())).sum()
+}
+
+/// The time that a thread, by its place in /proc, was ready to run, and did not.
+fn waited_in(thread: &Path) -> Option<Duration> {
+    // Time on a processor, time in a queue for one, and how often it ran.
+    let text = std::fs::read_to_string(thread.join("schedstat")).ok()?;
+    let nanoseconds = text.split(' ').nth(1)?.parse().ok()?;
+    Some(Duration::from_nanos(nanoseconds))
 }
 
 #[cfg(test)]
@@ -78,6 +87,7 @@ mod tests {
                 while Instant::now() < until {
                     std::hint::spin_loop();
                 }
+                assert!(waited_by_this_thread() > Duration::ZERO);
                 // Threads that have ended are not counted any more.
                 wait.so_far()
             };

@@ -478,7 +478,8 @@ impl ProxyClient {
     }
 }
 
-/// Whether a proxy is on this machine, or on a local network while none leads further.
+/// Whether a proxy is on this machine, or on a free local network while none leads further. Over a metered link nothing
+/// limits what the system's route carries. A link that is coming up has its address before its default route is known.
 fn is_reached_without_link(address: &ServerAddress, links: &[Link]) -> bool {
     let ip: IpAddr = match address.host.parse() {
         Ok(ip) => ip,
@@ -489,7 +490,13 @@ fn is_reached_without_link(address: &ServerAddress, links: &[Link]) -> bool {
         || (!links
             .iter()
             .any(|link| link.kind != LinkKind::Loopback && link.is_usable())
-            && LocalOrigin::of_address(ip, links).is_some())
+            && match LocalOrigin::of_address(ip, links) {
+                Some(LocalOrigin::OnLink(name, _)) => {
+                    links.iter().any(|link| link.name == name && link.is_free())
+                }
+                Some(LocalOrigin::ThisMachine) => true,
+                None => false,
+            })
 }
 
 /// What a link may be used for. Use of metered links is decided per flow.

@@ -199,10 +199,12 @@ fn a_connection_at_rest_pays_by_how_much_time_is_left() {
                 "Wi-Fi was too slow for 40 s each time"
             );
         };
-        // 15 s and 19 s were seen: half of the time that Wi-Fi left. By how much a slow machine moves that depends
-        // on the rates that it shows; the rule itself is tested in core/sched, in virtual time.
-        assert!(waited >= Duration::from_secs(2), "{waited:?}");
-        assert!(left >= Duration::from_secs(10), "{left:?}");
+        // 15 s and 19 s were seen, of 34 s: half of the time that Wi-Fi left, which is less where programs start
+        // slowly. By how much a slow machine moves that depends on the rates that it shows; the rule itself is tested
+        // in core/sched, in virtual time.
+        let all = waited + left;
+        assert!(waited >= Duration::from_secs(2), "{waited:?} of {all:?}");
+        assert!(left >= all.mul_f64(0.3), "{left:?} of {all:?}");
     });
 }
 
@@ -210,8 +212,11 @@ fn a_connection_at_rest_pays_by_how_much_time_is_left() {
 /// cellular carried more than probes beside Wi-Fi: on a busy machine Wi-Fi looks too slow for the deadline.
 async fn when_cellular_is_paid_for(net: &Net) -> Option<(Duration, Duration)> {
     let at_first = received("wwan0");
-    let due = Instant::now() + Duration::from_secs(40);
-    let mut reader = net.reader(&["--by", "+40s"]);
+    // A moment, because it takes a while until the program has read a length of time.
+    let (now, span) = (jiff::Timestamp::now(), Duration::from_secs(40));
+    let due = Instant::now() + span;
+    let by = (now + span).to_string();
+    let mut reader = net.reader(&["--by", &by]);
     reader.read(1_000_000).await;
     // sleep: the connection is to rest first
     tokio::time::sleep(Duration::from_secs(4)).await;

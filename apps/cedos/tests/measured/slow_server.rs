@@ -27,7 +27,10 @@ const FAST_WITHIN: Duration = Duration::from_secs(12);
 /// paid in vain before.
 const CONTROL_BYTES_MAX: u64 = 24_000; // 6,000 for each session, and as much for neighbours and routes
 
-/// An origin with `/slow`, which takes a minute, and `/fast`.
+/// The end of this time is near the end of the epoch in which a transfer asks.
+const LATE_HEAD_AFTER: Duration = Duration::from_millis(800);
+
+/// An origin with `/slow`, which takes a minute, `/late`, which answers late and is as slow, and `/fast`.
 async fn uneven_origin() -> ScriptedOrigin {
     let listener = TcpListener::bind("192.0.2.1:0").await.expect("a port");
     ScriptedOrigin::play_at(listener, None, |request, mut stream| async move {
@@ -38,6 +41,10 @@ async fn uneven_origin() -> ScriptedOrigin {
             return;
         }
         let answer = proper(&request, &object(SLOW_BYTES, 1), "\"slow\"");
+        if request.head.contains("/late") {
+            // sleep: an answer that takes long is the subject
+            sleep(LATE_HEAD_AFTER).await;
+        }
         let mut tenth = interval(Duration::from_millis(100));
         for piece in answer.chunks(PIECE_BYTES) {
             tenth.tick().await;
@@ -142,30 +149,38 @@ const TRIED_BYTES_MAX: u64 = 1_200_000;
 #[test]
 fn a_direct_transfer_leaves_a_metered_link_that_is_no_faster() {
     let _share = beside_others();
-    in_namespace(this_test!(), || async {
-        let home = tempfile::tempdir().expect("a directory");
-        let origin = origin_namespace(|| async move { uneven_origin().await });
-        let home = home.path();
-        wifi_on("198.51.100.7");
-        cell_on();
-        let agent = AgentProcess::start(home).await;
-        let before = received("wwan0");
-        let slow_url = origin.url("/slow");
-        let slow = [
-            "--policy", "fast", "--within", "30s", "-o", "slow", &slow_url,
-        ];
-        let slow = detached(home, &agent, &slow).await;
-        named(home, &agent, &slow, "mobile data would not help").await;
-        let tried = received("wwan0") - before;
-        assert!(tried < TRIED_BYTES_MAX, "{tried} bytes on wwan0");
-        // sleep: what was under way may still come
-        sleep(Duration::from_secs(1)).await;
-        let known = received("wwan0");
-        // sleep: that nothing is paid for a while is the subject
-        sleep(Duration::from_secs(5)).await;
-        let more = received("wwan0") - known;
-        assert!(more < CONTROL_BYTES_MAX, "{more} bytes on wwan0");
-        let told = why(home, &agent, &slow).await;
-        assert_eq!(told["standing"], "running", "{told}");
-    });
+    in_namespace(this_test!(), || leaves_a_metered_link("/slow"));
+}
+
+#[test]
+fn a_direct_transfer_whose_first_answer_came_late_leaves_a_metered_link_too() {
+    let _share = beside_others();
+    in_namespace(this_test!(), || leaves_a_metered_link("/late"));
+}
+
+async fn leaves_a_metered_link(path: &'static str) {
+    let home = tempfile::tempdir().expect("a directory");
+    let origin = origin_namespace(|| async move { uneven_origin().await });
+    let home = home.path();
+    wifi_on("198.51.100.7");
+    cell_on();
+    let agent = AgentProcess::start(home).await;
+    let before = received("wwan0");
+    let slow_url = origin.url(path);
+    let slow = [
+        "--policy", "fast", "--within", "30s", "-o", "slow", &slow_url,
+    ];
+    let slow = detached(home, &agent, &slow).await;
+    named(home, &agent, &slow, "mobile data would not help").await;
+    let tried = received("wwan0") - before;
+    assert!(tried < TRIED_BYTES_MAX, "{tried} bytes on wwan0");
+    // sleep: what was under way may still come
+    sleep(Duration::from_secs(1)).await;
+    let known = received("wwan0");
+    // sleep: that nothing is paid for a while is the subject
+    sleep(Duration::from_secs(5)).await;
+    let more = received("wwan0") - known;
+    assert!(more < CONTROL_BYTES_MAX, "{more} bytes on wwan0");
+    let told = why(home, &agent, &slow).await;
+    assert_eq!(told["standing"], "running", "{told}");
 }

@@ -259,6 +259,19 @@ async fn who_takes_over_with_a_d_lock(
 
 type CallTarget = (ScriptedOrigin, ProxyProcess);
 
+fn call_target(home: &Path) -> CallTarget {
+    let place = home.to_owned();
+    origin_namespace(|| async move {
+        let bytes = object(OBJECT_BYTES, 1);
+        let script = move |asked: &OriginRequest| {
+            OriginReply(proper(asked, &bytes, "\"v1\""), ReplyEnd::Close)
+        };
+        let origin = ScriptedOrigin::start_at("192.0.2.1", script).await;
+        let proxy = ProxyProcess::start(&place, "192.0.2.1:0", &[]).await;
+        (origin, proxy)
+    })
+}
+
 fn with_a_machine(test: String, agent: bool) {
     let _share = beside_others();
     in_namespace(test, move || async move {
@@ -266,16 +279,7 @@ fn with_a_machine(test: String, agent: bool) {
             return;
         };
         let home = tempfile::tempdir().expect("a directory");
-        let place = home.path().to_owned();
-        let to = origin_namespace(|| async move {
-            let bytes = object(OBJECT_BYTES, 1);
-            let script = move |asked: &OriginRequest| {
-                OriginReply(proper(asked, &bytes, "\"v1\""), ReplyEnd::Close)
-            };
-            let origin = ScriptedOrigin::start_at("192.0.2.1", script).await;
-            let proxy = ProxyProcess::start(&place, "192.0.2.1:0", &[]).await;
-            (origin, proxy)
-        });
+        let to = call_target(home.path());
         nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).expect("own mounts");
         let hosts = home.path().join("hosts");
         std::fs::write(&hosts, "").expect("write");
@@ -302,4 +306,35 @@ fn an_agent_has_the_machine_woken_and_kept_awake_for_programs_that_hold_a_d_lock
 #[test]
 fn without_an_agent_a_program_that_holds_a_d_lock_has_it_woken_itself() {
     with_a_machine(this_test!(), false);
+}
+
+#[test]
+fn without_an_agent_a_silent_bus_prevents_no_alarm_and_is_used_once_it_answers() {
+    let _share = beside_others();
+    in_namespace(this_test!(), || async {
+        let Some(bus) = ServiceBus::with("logind", "org.freedesktop.login1").await else {
+            return;
+        };
+        let home = tempfile::tempdir().expect("a directory");
+        let to = call_target(home.path());
+        let url = url::Url::parse(&to.0.url("/a")).expect("a URL");
+        let port = url.port().expect("a port").to_string();
+        let told = CProgram::with_d2tp("told.c");
+        let around = [("DBUS_SYSTEM_BUS_ADDRESS", bus.address())];
+        let arguments = ["192.0.2.1", &*port, "locked"];
+        bus.pause();
+        let (home, at, nobody) = (home.path(), &to.1.address, Path::new("none"));
+        let mut program = Program::start_among(&told, home, at, nobody, &arguments, &around);
+        assert_eq!(program.hear().await, "policy 0");
+        assert_eq!(program.hear().await, "lock 1");
+        until("an alarm", async || has_alarm(pid_of(&program.child))).await;
+        bus.resume();
+        wifi_on("198.51.100.7");
+        assert_eq!(program.hear().await, "connect 0");
+        assert!(program.ask("ask").await.starts_with("ask "));
+        program.tell("read 15000000").await;
+        until("a hold", async || !bus.inhibitors().await.is_empty()).await;
+        assert_eq!(program.hear().await, "read 15000000");
+        program.leave().await;
+    });
 }

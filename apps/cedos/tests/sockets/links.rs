@@ -399,3 +399,35 @@ fn a_session_that_began_by_the_systems_route_keeps_to_the_links_that_come_up() {
         assert_eq!(program.hear().await, "read 10000000");
     });
 }
+
+#[test]
+fn a_socket_that_may_not_pay_uses_no_route_over_a_metered_link_that_leads_nowhere_else() {
+    in_namespace(this_test!(), || async {
+        let home = tempfile::tempdir().expect("a directory");
+        let place = home.path().to_owned();
+        let to = origin_namespace(|| origin_and_proxy(place));
+        sh("ip link set wwan0 up
+            ip addr add 203.0.113.7/24 dev wwan0
+            ip route add 192.0.2.1 via 203.0.113.1 dev wwan0");
+        let agent = AgentProcess::start(home.path()).await;
+        let told = CProgram::with_d2tp("told.c");
+        let url = url::Url::parse(&to.0.url("/a")).expect("a URL");
+        let port = url.port().expect("a port").to_string();
+        let arguments = ["192.0.2.1", &port, "policy=0"];
+        let nobody = Path::new("none");
+        for socket in [nobody, &*agent.socket] {
+            let before = received("wwan0");
+            let at = &to.1.address;
+            let mut program = Program::start(&told, home.path(), at, socket, &arguments);
+            assert_eq!(program.hear().await, "policy 0");
+            let waited = tokio::time::timeout(Duration::from_secs(2), program.hear()).await;
+            assert!(waited.is_err(), "connected: {waited:?}");
+            let leaked = received("wwan0") - before;
+            assert!(leaked < CONTROL_BYTES_MAX, "{leaked} bytes on wwan0");
+            wifi_on("198.51.100.7");
+            assert_eq!(program.hear().await, "connect 0");
+            program.leave().await;
+            wifi_off();
+        }
+    });
+}

@@ -9,7 +9,7 @@ use crate::support::CProgram;
 use crate::told::{Program, udp_sockets};
 use cedos_lab_rig::PATIENCE;
 use cedos_lab_rig::program::{AgentProcess, ProxyProcess, device_key, pid_of, stop};
-use cedos_lab_rig::wait::until;
+use cedos_lab_rig::wait::{until, until_async};
 use nix::sys::signal::{Signal, kill};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
@@ -116,6 +116,47 @@ async fn a_socket_is_carried_by_the_agent_both_ways_with_ends_that_are_ends() {
     assert_eq!(other.ask("info").await, "info 3 0 0 0");
     other.leave().await;
     program.leave().await;
+}
+
+#[tokio::test]
+async fn a_program_that_reads_nothing_has_data_read_ahead_once_it_sets_thresholds() {
+    let device = Device::new().await;
+    for socket in [Path::new("none"), &*device.agent.socket] {
+        let mut program = device.program_at(socket, &[]);
+        let mut there = device.accept().await;
+        assert_eq!(program.hear().await, "connect 0");
+        let writing = tokio::spawn(async move {
+            there.write_all(&[7; MUCH]).await.expect("it is taken");
+            there
+        });
+        let mut ahead = async || {
+            let said = program.ask("ahead").await;
+            let bytes = said.strip_prefix("ahead ").and_then(|n| n.parse().ok());
+            bytes.expect("a number of bytes")
+        };
+        // The kernel has as much of it as it takes.
+        let mut full: usize = 0;
+        loop {
+            // sleep: nothing tells that no more is taken
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            let now = ahead().await;
+            if now > 0 && now == full {
+                break;
+            }
+            full = now;
+        }
+        assert!(full < MUCH, "{full} bytes without thresholds");
+        assert_eq!(program.ask("levels 500000 4000000").await, "levels 0");
+        until_async("all is read ahead", async || {
+            let said = program.ask("ahead").await;
+            (said == format!("ahead {MUCH}")).then_some(())
+        })
+        .await;
+        let _there = writing.await.expect("it was written");
+        let read = format!("read {MUCH}");
+        assert_eq!(program.ask(&read).await, read);
+        program.leave().await;
+    }
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::net::{TcpStream, UdpSocket};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use cedos_lab_rig::namespace::{cell_on, in_namespace_with, received, sent, wifi_off, wifi_on};
+use cedos_lab_rig::namespace::{cell_on, in_namespace_with, received, sent, sh, wifi_off, wifi_on};
 use cedos_lab_rig::program::run;
 use cedos_lab_rig::wait::until_async;
 use cedos_lab_rig::{PATIENCE, this_test};
@@ -13,7 +13,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use serde_json::Value;
 
 use crate::scene::{
-    OBJECT_BYTES, SERVER, STREAM_PORT, Scene, TUNNEL, Vpn, ask, system_network, udp,
+    OBJECT_BYTES, PROXY_HOST, SERVER, STREAM_PORT, Scene, TUNNEL, Vpn, ask, system_network, udp,
 };
 use crate::tunnel::{connect, echo, end, status};
 
@@ -98,6 +98,42 @@ fn a_connection_uses_metered_networks_only_where_its_rule_allows_it() {
         assert!(paid >= Some(200_000), "{now}");
         let (_, said) = scene.vpn("status", &[]).await;
         assert!(said.contains("tcp port 80 = free-only: 1 conn"), "{said}");
+        end(&scene, vpn).await;
+    });
+}
+
+/// A link that comes up has its address, and the system a route over it, before the link is known to lead anywhere.
+#[test]
+fn a_connection_that_its_rule_keeps_off_metered_networks_uses_no_route_over_one_either() {
+    in_namespace_with(TUNNEL, this_test!(), || async {
+        let scene = Scene::start().await;
+        let rules = ["--rule", "tcp port 80 = free-only"];
+        let vpn = scene
+            .up_over("wlan0=free", &[&COSTS[..], &rules].concat())
+            .await;
+        let mut call = connect();
+        echo(&mut call, b"begun");
+        wifi_off();
+        sh(&format!(
+            "ip link set wwan0 up
+             ip addr add 203.0.113.7/24 dev wwan0
+             ip route add {PROXY_HOST} via 203.0.113.1 dev wwan0"
+        ));
+        let before = received("wwan0");
+        let mut download = ask_for_object();
+        // sleep: that nothing comes for so long is the subject
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let leaked = received("wwan0") - before;
+        assert!(leaked < OVERHEAD_BYTES, "{leaked}");
+        let wait = Some(Duration::from_millis(1));
+        download.set_read_timeout(wait).expect("a length of time");
+        let read = download.read(&mut [0; 1_000]).expect_err("nothing came");
+        assert_eq!(read.kind(), ErrorKind::WouldBlock);
+        // Now the link leads somewhere, and is paid for where that is allowed.
+        sh("ip route add default via 203.0.113.1 dev wwan0 metric 700");
+        echo(&mut call, &[7; 1_000]);
+        let read = download.read(&mut [0; 1_000]).expect_err("nothing came");
+        assert_eq!(read.kind(), ErrorKind::WouldBlock);
         end(&scene, vpn).await;
     });
 }
@@ -205,7 +241,7 @@ fn mark(socket: &impl AsFd) {
 
 /// Mobile data was not up at the beginning.
 fn nothing_is_left(before: &str) {
-    cedos_lab_rig::namespace::sh("ip addr flush dev wwan0; ip link set wwan0 down");
+    sh("ip addr flush dev wwan0; ip link set wwan0 down");
     assert_eq!(system_network(), before);
 }
 

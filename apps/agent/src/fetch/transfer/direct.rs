@@ -89,6 +89,12 @@ impl<'a, D: Dial> DirectSource<'a, D> {
         self.current.as_deref().unwrap_or_default()
     }
 
+    /// Whether bytes come over a free link that has not been measured for long enough yet. That takes an epoch or two.
+    fn lacks_free_rate(&self, control: &TransferControl<'_>) -> bool {
+        let comes = self.last_byte.is_some();
+        comes && !control.usage.is_metered(self.link()) && self.supply.lacks_free_rate()
+    }
+
     fn local_origin(&self, control: &TransferControl<'_>, links: &[Link]) -> Option<LocalOrigin> {
         match self.dial.needs_no_link() {
             true => Some(LocalOrigin::ThisMachine),
@@ -315,6 +321,13 @@ impl<'a, D: Dial> TransferSource<'a> for DirectSource<'a, D> {
                 return Ok(RequestReview::Stay);
             }
             LinkChoice::Use { .. } if connects => return Ok(RequestReview::Leave),
+            // What a metered link gains would never be known.
+            LinkChoice::Use { index, .. }
+                if self.lacks_free_rate(control)
+                    && control.usage.is_metered(&candidates[index].name) =>
+            {
+                return Ok(RequestReview::Stay);
+            }
             LinkChoice::Use { .. } => {}
         }
         // Leaving of our own accord is only worth it if what we hold can be continued, …

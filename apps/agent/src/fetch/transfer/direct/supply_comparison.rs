@@ -21,7 +21,7 @@ const STARTS: Duration = Duration::from_secs(2); // a guess: a slow start over a
 /// How long a metered link is measured.
 const MEASURED: Duration = Duration::from_secs(3); // a guess
 /// How long a free link must have been measured.
-const FREE_MEASURED: Duration = Duration::from_millis(400); // a guess: what is left of an epoch after the head
+const FREE_MEASURED: Duration = Duration::from_millis(800); // a guess: what is left of an epoch after the head
 /// How long metered links are left alone at first; each following time is twice as long.
 const REST_FIRST: Duration = Duration::from_secs(600); // a guess
 /// The longest of these times.
@@ -109,6 +109,11 @@ impl SupplyComparison {
         }
     }
 
+    /// Whether no free link has been measured yet, so that a metered one could be compared with none.
+    pub(super) fn lacks_free_rate(&self) -> bool {
+        self.free_rate.is_none()
+    }
+
     /// The server's supply, as far as it is known.
     pub(super) fn supply(&self, now: BootInstant) -> SourceSupply {
         match self.verdict {
@@ -161,6 +166,19 @@ mod tests {
         assert_eq!(comparison.supply(at(606)), SourceSupply::Ample);
         carry(&mut comparison, 610, 5, CELL, 120_000);
         assert_eq!(comparison.supply(at(1_800)), limited);
+    }
+
+    #[test]
+    fn a_free_link_is_not_measured_by_the_end_of_an_epoch() {
+        let mut comparison = SupplyComparison::default();
+        let mut carry_for = |ms: u64| {
+            let epoch = (120 * ms, Duration::from_millis(ms));
+            comparison.on_epoch("wlan0", false, epoch, at(1));
+            comparison.lacks_free_rate()
+        };
+        // The head came late.
+        assert!(carry_for(300));
+        assert!(!carry_for(1_000));
     }
 
     #[test]
