@@ -83,8 +83,7 @@ impl Agent {
     }
 }
 
-/// How long it takes until this many bytes more than `before` have come on cellular, without what processes waited for a
-/// processor.
+/// How long this many bytes more than `before` take on cellular, without what processes waited for a processor.
 async fn until_on_cell(before: u64, bytes: u64) -> Duration {
     let (wait, begun) = (ProcessorWait::of_this_and_descendants(), Instant::now());
     let come = until("bytes on wwan0", || received("wwan0") >= before + bytes);
