@@ -7,6 +7,7 @@
 //!  a device between two links          in a network namespace            namespace.rs
 //!  Chromium, Firefox                   by WebDriver BiDi                browser.rs
 //!  NetworkManager, logind, a desktop   stand-ins on a bus                bus.rs
+//!  TCP ports                           held until a server listens    port.rs
 //!  serial devices                      pseudo-terminals, with a rate     serial.rs
 //!  redis-server                        killed, paused, filled             redis.rs
 //!  tests that need the machine         beside each other, or alone       share.rs
@@ -22,6 +23,7 @@ pub mod bus;
 pub mod http2;
 pub mod namespace;
 pub mod origin;
+pub mod port;
 pub mod processor_wait;
 pub mod program;
 pub mod redis;

@@ -8,7 +8,8 @@ use cedos_lab_rig::namespace::{
     cell_on, in_namespace, origin_namespace, received, wifi_off, wifi_on,
 };
 use cedos_lab_rig::origin::{OriginReply, ReplyEnd, ScriptedOrigin, object, proper};
-use cedos_lab_rig::program::{CedosRun, ProxyProcess, ended};
+use cedos_lab_rig::processor_wait::{ProcessorWait, sleep_beside};
+use cedos_lab_rig::program::{CedosRun, ProxyProcess, ended, pid_of};
 use cedos_lab_rig::wait::{until, until_async};
 use cedos_lab_rig::{PATIENCE, program, this_test};
 use nix::sys::signal::{Signal, kill};
@@ -82,6 +83,14 @@ impl Agent {
     }
 }
 
+/// How long this many bytes more than `before` take on cellular, without what processes waited for a processor.
+async fn until_on_cell(before: u64, bytes: u64) -> Duration {
+    let (wait, begun) = (ProcessorWait::of_this_and_descendants(), Instant::now());
+    let come = until("bytes on wwan0", || received("wwan0") >= before + bytes);
+    let ((), waited) = wait.during(come).await;
+    begun.elapsed().saturating_sub(waited)
+}
+
 /// How many bytes come on cellular in the next seconds.
 async fn on_cell(seconds: f64) -> u64 {
     let before = received("wwan0");
@@ -101,12 +110,11 @@ async fn policies_change(home: &Path, url: &str, more: &[&str]) {
         .until(&id, "some bytes", |told| told["bytes"].as_u64() > Some(0))
         .await;
     wifi_off();
-    let lost = Instant::now();
-    let told = agent
-        .until(&id, "a wait", |told| told["standing"] == "waiting")
-        .await;
+    let (wait, lost) = (ProcessorWait::of_this_and_descendants(), Instant::now());
+    let waiting = agent.until(&id, "a wait", |told| told["standing"] == "waiting");
+    let (told, waited) = wait.during(waiting).await;
     assert_eq!(told["reason"], "path_cost", "{told}");
-    let said = lost.elapsed();
+    let said = lost.elapsed().saturating_sub(waited);
     assert!(said < Duration::from_secs(1), "said after {said:?}");
     // sleep: that nothing comes in two seconds is the subject
     tokio::time::sleep(Duration::from_secs(2)).await;
@@ -117,14 +125,13 @@ async fn policies_change(home: &Path, url: &str, more: &[&str]) {
     );
 
     // To and fro: an epoch, and what a handshake takes, or what was granted for a second.
+    let before = received("wwan0");
     agent.run(&["edit", &id, "--policy", "any"]).await;
-    // sleep: an epoch is to pass, and what a handshake takes
-    tokio::time::sleep(Duration::from_millis(1_500)).await;
-    let carried = on_cell(0.5).await;
-    assert!(carried > 300_000, "{carried} bytes on wwan0 after any");
+    let took = until_on_cell(before, 300_000).await;
+    assert!(took < Duration::from_secs(2), "{took:?} after any");
     agent.run(&["edit", &id, "--policy", "free-only"]).await;
     // sleep: an epoch is to pass, and what was granted for a second
-    tokio::time::sleep(Duration::from_millis(2_000)).await;
+    sleep_beside(Duration::from_millis(2_000), &[pid_of(&agent.child)]).await;
     let carried = on_cell(1.5).await;
     assert!(
         carried < CONTROL_BYTES_MAX,
@@ -249,7 +256,7 @@ fn programs_behind_the_agents_proxy_spend_the_devices_budget() {
             })
             .await;
             // sleep: what was granted for a second is still to come
-            tokio::time::sleep(Duration::from_secs(2)).await;
+            sleep_beside(Duration::from_secs(2), &[pid_of(&agent.child)]).await;
         };
         let used_up = tokio::time::timeout(PATIENCE, used_up);
         tokio::select! {
@@ -270,9 +277,10 @@ fn programs_behind_the_agents_proxy_spend_the_devices_budget() {
         // The first goes on when more may be spent, though nothing moved in between.
         // sleep: that a while without a byte does no harm is the subject
         tokio::time::sleep(Duration::from_secs(3)).await;
+        let before = received("wwan0");
         agent.run(&["budget", "set", "5M"]).await;
-        let more = on_cell(5.0).await;
-        assert!(more > 1_000_000, "{more} bytes on wwan0 for 2 MB more");
+        let took = until_on_cell(before, 1_000_000).await;
+        assert!(took < Duration::from_secs(5), "{took:?} for 2 MB more");
         // And where there is a free link.
         wifi_on("198.51.100.7");
         let first = first.await.expect("curl");
@@ -297,7 +305,7 @@ fn a_transfer_spends_what_is_left_of_the_budget_and_no_more() {
             .until(&id, "the end of it", |told| told["reason"] == "over_budget")
             .await;
         // sleep: what was granted for a second is still to come
-        tokio::time::sleep(Duration::from_secs(2)).await;
+        sleep_beside(Duration::from_secs(2), &[pid_of(&agent.child)]).await;
         let budget = agent.run(&["budget", "--json"]).await.last().clone();
         let used = budget["used"].as_u64().expect("bytes");
         // At 20 Mb/s it was 6 MB when each second was granted anew what was left before it.

@@ -12,7 +12,8 @@ use cedos_lab_rig::namespace::{
     cell_on, in_namespace, origin_namespace, received, wifi_off, wifi_on,
 };
 use cedos_lab_rig::origin::{OriginReply, ReplyEnd, ScriptedOrigin, object, proper, reply};
-use cedos_lab_rig::program::{CedosRun, ended};
+use cedos_lab_rig::processor_wait::sleep_beside;
+use cedos_lab_rig::program::{CedosRun, ended, pid_of};
 use cedos_lab_rig::wait::until_async;
 use cedos_lab_rig::{PATIENCE, program, this_test};
 use nix::sys::signal::{Signal, kill};
@@ -85,6 +86,10 @@ impl Home {
         // Nobody reads what it says from here on; it must not wait for that.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         self.agent = Some(child);
+    }
+
+    fn pid(&self) -> Pid {
+        pid_of(self.agent.as_ref().expect("it runs"))
     }
 
     async fn end(&mut self, signal: Signal) {
@@ -681,7 +686,7 @@ fn streams_and_transfers_spend_one_budget() {
         assert!(told["used"].as_u64() >= Some(6_000_000), "{told}");
         // A second of it may be under way.
         // sleep: what was granted for a second is still to come
-        tokio::time::sleep(Duration::from_secs(2)).await;
+        sleep_beside(Duration::from_secs(2), &[home.pid()]).await;
         let before = received("wwan0");
         // sleep: that nothing comes beyond the budget is the subject
         tokio::time::sleep(Duration::from_secs(2)).await;

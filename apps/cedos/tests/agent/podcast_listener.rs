@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use cedos_lab_rig::PATIENCE;
 use cedos_lab_rig::origin::{OriginReply, OriginRequest, ReplyEnd, object, reply};
-use cedos_lab_rig::program::{AgentProcess, CedosRun, cedos, ended};
+use cedos_lab_rig::program::{AgentProcess, CedosRun, cedos, ended, pid_of};
+use nix::unistd::Pid;
 use serde_json::Value;
 
 /// Bytes of an episode.
@@ -30,6 +31,11 @@ impl Listener {
     /// The user's home.
     pub fn path(&self) -> &Path {
         self.folder.path()
+    }
+
+    /// The process of the agent.
+    pub fn agent(&self) -> Pid {
+        pid_of(&self.agent.as_ref().expect("it runs").child)
     }
 
     /// Kills the agent, and starts another.

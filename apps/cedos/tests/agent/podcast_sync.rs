@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use cedos_lab_rig::origin::{OriginReply, OriginRequest, ReplyEnd, ScriptedOrigin, reply};
+use cedos_lab_rig::port::HeldPort;
 use cedos_lab_rig::program::AgentProcess;
 use cedos_lab_rig::wait::{until_async, within};
 use cedos_readycast::{Library, SyncAccount, SyncProgress};
@@ -237,9 +238,8 @@ async fn a_server_that_cannot_sync_is_one_sentence_and_nothing_is_lost() {
     home.cast(&["sync", "--accept-removals"]).await;
     assert!(home.feeds().await.is_empty());
     // No password went anywhere but to the server.
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = format!("http://{}/", nobody.local_addr().expect("an address"));
-    drop(nobody);
+    let nobody = HeldPort::take();
+    let address = format!("http://{}/", nobody.address());
     let refused = home.set_up(&address, "me", "hush").await;
     assert_eq!(refused.code, 1, "{}", refused.errors);
     assert!(!refused.errors.contains("hush"), "{}", refused.errors);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use cedos_lab_rig::origin::{OriginReply, ReplyEnd, ScriptedOrigin, cut, proper, reply};
+use cedos_lab_rig::port::HeldPort;
 use serde_json::Value;
 
 use crate::podcast_listener::{
@@ -248,9 +249,8 @@ async fn subscriptions_come_and_go_as_opml_and_pages_lead_to_their_feed() {
         .iter()
         .find(|asked| asked.path.starts_with("/search?"));
     assert!(search.is_some_and(|asked| asked.path.contains("term=two+words")));
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = format!("http://{}/", nobody.local_addr().expect("an address"));
-    drop(nobody);
+    let nobody = HeldPort::take();
+    let address = format!("http://{}/", nobody.address());
     home.run(&["config", "set", "podcasts.search_url", &address])
         .await
         .ends_with(0, "");

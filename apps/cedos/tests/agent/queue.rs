@@ -11,6 +11,7 @@ use super::home::Home;
 use cedos_lab_rig::origin::{OriginReply, ReplyEnd, ScriptedOrigin, cut, object, proper, reply};
 use cedos_lab_rig::program;
 use cedos_lab_rig::program::{ProxyProcess, ended, run};
+use cedos_lab_rig::wait::until;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
@@ -92,8 +93,13 @@ async fn after_kill_9_of_the_agent_a_download_goes_on_where_it_was() {
     let id = home.leave(&origin.url("/a"), &["--within", "1h"]).await;
     home.until(&id, "has half", has_half).await;
     // The part is synced every two seconds; what came after that may come again.
-    // sleep: the part is synced every two seconds, and nothing tells of it
-    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    let note = home.path().join("out.part.json");
+    until("some of it is synced", || {
+        let note = std::fs::read(&note).ok();
+        let note: Option<Value> = note.and_then(|note| serde_json::from_slice(&note).ok());
+        note.is_some_and(|note| note["durable_bytes"].as_u64() > Some(0))
+    })
+    .await;
     home.end(Signal::SIGKILL).await;
     home.run(&["ls"]).await.ends_with(0, "QUEUED");
     run(home.path(), &["pause", &id])

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use cedos_lab_rig::PATIENCE;
 use cedos_lab_rig::origin::TestAuthority;
+use cedos_lab_rig::port::HeldPort;
 use cedos_lab_rig::program::ProxyProcess;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
@@ -31,6 +32,7 @@ struct Pebble {
     _names: Running,
     directory: String,
     management: String,
+    _ports: [HeldPort; 4],
 }
 
 fn is_installed(program: &str) -> bool {
@@ -42,20 +44,14 @@ fn is_installed(program: &str) -> bool {
     asked.status().is_ok()
 }
 
-/// A port of loopback that nobody uses now.
-fn free_port() -> Result<u16> {
-    let socket = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    Ok(socket.local_addr()?.port())
-}
-
 /// Starts pebble, which validates hosts at `tls_port`. Its own certificate is in `folder`.
 async fn pebble(folder: &Path, tls_port: u16) -> Result<Pebble> {
     let authority = TestAuthority::new();
     std::fs::write(folder.join("cert.pem"), &authority.certificate_pem)?;
     std::fs::write(folder.join("key.pem"), &authority.key_pem)?;
     std::fs::write(folder.join("ca.pem"), &authority.pem)?;
-    let (listen, management, dns, dns_management) =
-        (free_port()?, free_port()?, free_port()?, free_port()?);
+    let ports = [(); 4].map(|()| HeldPort::take());
+    let [listen, management, dns, dns_management] = [0, 1, 2, 3].map(|n| ports[n].number());
     let config = serde_json::json!({ "pebble": {
         "listenAddress": format!("127.0.0.1:{listen}"),
         "managementListenAddress": format!("127.0.0.1:{management}"),
@@ -111,6 +107,7 @@ async fn pebble(folder: &Path, tls_port: u16) -> Result<Pebble> {
         _names: names,
         directory: format!("https://localhost:{listen}/dir"),
         management: format!("localhost:{management}"),
+        _ports: ports,
     })
 }
 
@@ -183,7 +180,8 @@ async fn an_authority_validates_a_proxys_streams_and_signs_their_certificate() -
         return Ok(());
     }
     let home = tempfile::tempdir()?;
-    let streams = (Ipv4Addr::LOCALHOST, free_port()?);
+    let port = HeldPort::take();
+    let streams = (Ipv4Addr::LOCALHOST, port.number());
     let pebble = pebble(home.path(), streams.1).await?;
     let listen = format!("127.0.0.1:{}", streams.1);
     let more = [

@@ -4,12 +4,13 @@
 //! What crossed a link is read from the kernel's counters.
 
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cedos_lab_rig::namespace::{
     cell_on, in_namespace, origin_namespace, received, wifi_off, wifi_on,
 };
 use cedos_lab_rig::origin::{OriginReply, ReplyEnd, ScriptedOrigin, object, proper};
+use cedos_lab_rig::processor_wait::ProcessorWait;
 use cedos_lab_rig::program::cedos;
 use cedos_lab_rig::{PATIENCE, this_test};
 use serde_json::Value;
@@ -78,20 +79,23 @@ impl Get {
             .unwrap_or_else(|| panic!("never {what}:\n{}", seen.join("\n")))
     }
 
-    async fn done(mut self, code: i32) -> Value {
+    async fn done(self, code: i32) -> Value {
+        let (ended, last) = self.ended().await;
+        assert_eq!(ended, Some(code), "{last}");
+        last
+    }
+
+    /// Its exit code and its last event. The file is whole if it says so.
+    async fn ended(mut self) -> (Option<i32>, Value) {
         let last = self
             .until("the end", |e| e["event"] == "done" || e["event"] == "error")
             .await;
-        assert_eq!(
-            self.child.wait().await.expect("it ends").code(),
-            Some(code),
-            "{last}"
-        );
-        if code == 0 {
+        let code = self.child.wait().await.expect("it ends").code();
+        if last["event"] == "done" {
             let bytes = std::fs::read(self.directory.path().join("out")).expect("the file");
             assert!(bytes == object(OBJECT_BYTES, 1), "other bytes");
         }
-        last
+        (code, last)
     }
 }
 
@@ -106,15 +110,12 @@ fn a_lost_wifi_is_waited_for_and_cellular_is_not_touched() {
             e["event"] == "progress" && e["bytes"] != 0
         })
         .await;
-        let lost = std::time::Instant::now();
         wifi_off();
+        let (wait, lost) = (ProcessorWait::of_this_and_descendants(), Instant::now());
         let waiting = get.until("a wait", |e| e["event"] == "waiting").await;
         assert_eq!(waiting["reason"], "path_cost", "{waiting}");
-        assert!(
-            lost.elapsed() < Duration::from_secs(1),
-            "said after {:?}",
-            lost.elapsed()
-        );
+        let said = lost.elapsed().saturating_sub(wait.so_far());
+        assert!(said < Duration::from_secs(1), "said after {said:?}");
         wifi_on("198.51.100.99");
         get.until("a new start", |e| {
             e["event"] == "switch" && e["to"] == "wlan0"
@@ -182,13 +183,18 @@ fn a_deadline_pays_for_cellular_only_when_it_must() {
         cell_on();
         // 8 MB at the first estimate of 2 Mb/s need 32 s: urgent. Once the link is measured at
         // 20 Mb/s there is slack again, until 3 s and the margin are left.
+        let (wait, begun) = (ProcessorWait::of_this_and_descendants(), Instant::now());
         let mut get = Get::start(&url, &["--within", "12s"]);
         get.until("cellular", |e| e["event"] == "switch" && e["to"] == "wwan0")
             .await;
         let waiting = get.until("a wait", |e| e["event"] == "waiting").await;
         assert_eq!(waiting["reason"], "path_cost", "{waiting}");
-        let done = get.done(0).await;
-        assert_eq!(done["deadline_met"], true);
+        let ((code, done), waited) = wait.during(get.ended()).await;
+        let took = begun.elapsed().saturating_sub(waited);
+        // By what processes wait for a processor it may be late.
+        let is_met = done["deadline_met"] == true;
+        assert!(is_met || took < Duration::from_secs(12), "{took:?}: {done}");
+        assert_eq!(code, Some(if is_met { 0 } else { 10 }), "{done}");
     });
 }
 

@@ -4,9 +4,10 @@
 
 use std::path::Path;
 use std::process::{Child, Command, Output};
-use std::time::Duration;
 
+use cedos_lab_rig::PATIENCE;
 use cedos_lab_rig::origin::{TestAuthority, note};
+use cedos_lab_rig::port::HeldPort;
 use cedos_lab_rig::program;
 use cedos_lab_rig::program::ProxyProcess;
 use serde_json::Value;
@@ -17,6 +18,7 @@ struct Nginx {
     directory: tempfile::TempDir,
     tls_port: u16,
     plain_port: u16,
+    _ports: [HeldPort; 2],
 }
 
 impl Drop for Nginx {
@@ -30,11 +32,6 @@ fn object() -> Vec<u8> {
     (0..2_000_000u32)
         .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
         .collect()
-}
-
-fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("its address").port()
 }
 
 /// An authority and a certificate of it for 127.0.0.1 and localhost, as PEM files.
@@ -62,7 +59,8 @@ fn start() -> Option<Nginx> {
     std::fs::write(root.join("www/empty"), b"").expect("write");
     std::fs::write(root.join("www/one"), b"1").expect("write");
     std::fs::write(root.join("www/page.html"), "<p>hello</p>\n".repeat(1000)).expect("write");
-    let (tls_port, plain_port) = (free_port(), free_port());
+    let ports = [HeldPort::take(), HeldPort::take()];
+    let [tls_port, plain_port] = [ports[0].number(), ports[1].number()];
     let dir = root.display();
     let places = "location /moved { return 302 /object; }
         location /down { return 302 http://127.0.0.1:PLAIN/object; }
@@ -93,14 +91,12 @@ fn start() -> Option<Nginx> {
         directory,
         tls_port,
         plain_port,
+        _ports: ports,
     };
-    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    let begun = std::time::Instant::now();
     while std::net::TcpStream::connect(("127.0.0.1", nginx.tls_port)).is_err() {
         let log = std::fs::read_to_string(nginx.directory.path().join("error.log"));
-        assert!(
-            std::time::Instant::now() < deadline,
-            "nginx does not listen: {log:?}"
-        );
+        assert!(begun.elapsed() < PATIENCE, "nginx does not listen: {log:?}");
         std::thread::yield_now();
     }
     Some(nginx)

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use cedos_lab_rig::origin::{
     OriginReply, OriginRequest, ReplyEnd, ScriptedOrigin, object, proper, reply,
 };
+use cedos_lab_rig::port::HeldPort;
 use cedos_lab_rig::wait::{until, until_async, until_some, within};
 use nix::sys::signal::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -304,9 +305,8 @@ async fn an_upload_whose_origin_was_away_is_delivered_after_a_restart() {
     let mut proxy = DurableProxy::start().await;
     let store = UploadOrigin::start().await;
     store.may_answer.add_permits(1);
-    let closed = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let at = closed.local_addr().expect("its address");
-    drop(closed);
+    let closed = HeldPort::take();
+    let at = closed.address();
     let head = store
         .head("POST", 3)
         .replace(&store.origin.address.to_string(), &at.to_string());

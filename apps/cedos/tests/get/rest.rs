@@ -12,8 +12,10 @@ use cedos_lab_rig::PATIENCE;
 use cedos_lab_rig::origin::{
     OriginReply, ReplyEnd, ScriptedOrigin, cut, note, object, proper, reply,
 };
-use cedos_lab_rig::program::{ProxyProcess, cedos, device_key};
+use cedos_lab_rig::processor_wait::sleep_beside;
+use cedos_lab_rig::program::{ProxyProcess, cedos, device_key, pid_of};
 use cedos_lab_rig::wait::until;
+use nix::unistd::Pid;
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Child;
@@ -96,7 +98,7 @@ impl Stage {
     }
 
     /// Waits until the partial file and its metadata contain all bytes that the origin sent.
-    async fn half_is_safe(&self) {
+    async fn half_is_safe(&self, device: &Child) {
         let note = self.path().join("got.part.json");
         until("half is safe", || {
             let note = std::fs::read(&note).ok();
@@ -104,8 +106,13 @@ impl Stage {
             note.is_some_and(|n| n["durable_bytes"] == HALF && n["flow"].is_object())
         })
         .await;
+        let proxy = self.proxy.as_ref().map(pid_of);
+        let both: Vec<Pid> = [Some(pid_of(device)), proxy]
+            .into_iter()
+            .flatten()
+            .collect();
         // sleep: both journals are written a moment later, and nothing tells of it
-        tokio::time::sleep(Duration::from_secs(2)).await;
+        sleep_beside(Duration::from_secs(2), &both).await;
     }
 
     fn let_the_rest_come(&self) {
@@ -168,8 +175,7 @@ async fn ended(child: Child) -> (i32, Value) {
 }
 
 fn signal(child: &Child, signal: nix::sys::signal::Signal) {
-    let pid = nix::unistd::Pid::from_raw(child.id().unwrap() as i32);
-    nix::sys::signal::kill(pid, signal).unwrap();
+    nix::sys::signal::kill(pid_of(child), signal).unwrap();
 }
 
 fn received(last: &Value) -> u64 {
@@ -180,7 +186,7 @@ fn received(last: &Value) -> u64 {
 async fn a_proxy_killed_in_the_middle_goes_on_from_its_state() {
     let mut stage = Stage::new(1).await;
     let device = stage.get(&[]);
-    stage.half_is_safe().await;
+    stage.half_is_safe(&device).await;
     stage.kill_proxy().await;
     stage.let_the_rest_come();
     stage.restart_proxy().await;
@@ -195,7 +201,7 @@ async fn a_proxy_killed_in_the_middle_goes_on_from_its_state() {
 async fn a_proxy_that_is_replaced_goes_on_from_its_state() {
     let mut stage = Stage::new(2).await;
     let device = stage.get(&[]);
-    stage.half_is_safe().await;
+    stage.half_is_safe(&device).await;
     let mut old = stage.proxy.take().unwrap();
     signal(&old, nix::sys::signal::Signal::SIGTERM);
     let status = tokio::time::timeout(PATIENCE, old.wait()).await;
@@ -213,7 +219,7 @@ async fn a_proxy_that_is_replaced_goes_on_from_its_state() {
 async fn a_device_killed_in_the_middle_gets_only_what_it_lacks() {
     let stage = Stage::new(3).await;
     let mut device = stage.get(&[]);
-    stage.half_is_safe().await;
+    stage.half_is_safe(&device).await;
     device.kill().await.unwrap();
     let device = stage.get(&[]);
     stage.let_the_rest_come();
@@ -228,7 +234,7 @@ async fn a_device_killed_in_the_middle_gets_only_what_it_lacks() {
 async fn both_killed_in_the_middle_lose_nothing() {
     let mut stage = Stage::new(4).await;
     let mut device = stage.get(&[]);
-    stage.half_is_safe().await;
+    stage.half_is_safe(&device).await;
     device.kill().await.unwrap();
     stage.kill_proxy().await;
     stage.restart_proxy().await;
@@ -245,15 +251,16 @@ async fn both_killed_in_the_middle_lose_nothing() {
 async fn a_copy_that_became_whole_while_nobody_was_there_is_not_fetched_again() {
     let mut stage = Stage::new(8).await;
     let mut device = stage.get(&[]);
-    stage.half_is_safe().await;
+    stage.half_is_safe(&device).await;
     device.kill().await.unwrap();
     stage.let_the_rest_come();
     until("the copy is whole", || {
         std::fs::metadata(&stage.copies()[0]).unwrap().len() == SIZE as u64
     })
     .await;
+    let proxy = pid_of(stage.proxy.as_ref().unwrap());
     // sleep: the proxy's journal is written a moment later, and nothing tells of it
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    sleep_beside(Duration::from_secs(2), &[proxy]).await;
     stage.kill_proxy().await;
     let asked = stage.origin.requests().len();
     stage.restart_proxy().await;
@@ -268,7 +275,7 @@ async fn a_copy_that_became_whole_while_nobody_was_there_is_not_fetched_again() 
 async fn a_download_that_was_stopped_goes_on_in_the_same_flow() {
     let stage = Stage::new(5).await;
     let device = stage.get(&[]);
-    stage.half_is_safe().await;
+    stage.half_is_safe(&device).await;
     signal(&device, nix::sys::signal::Signal::SIGINT);
     let (code, last) = ended(device).await;
     assert_eq!(code, 3, "{last:#}");
@@ -284,7 +291,7 @@ async fn a_download_given_up_frees_the_proxy_at_once_or_at_the_next_network() {
     for proxy_is_there in [true, false] {
         let mut stage = Stage::new(6).await;
         let device = stage.get(&[]);
-        stage.half_is_safe().await;
+        stage.half_is_safe(&device).await;
         signal(&device, nix::sys::signal::Signal::SIGINT);
         assert_eq!(ended(device).await.0, 3);
         assert_eq!(stage.copies().len(), 1);
@@ -344,7 +351,7 @@ async fn a_session_of_a_silent_device_sleeps_and_wakes() {
         .unwrap();
     let mut log = BufReader::new(proxy.stderr.take().unwrap()).lines();
     let device = stage.get(&[]);
-    stage.half_is_safe().await;
+    stage.half_is_safe(&device).await;
     signal(&device, nix::sys::signal::Signal::SIGSTOP);
     let asleep = async {
         while let Some(line) = log.next_line().await.unwrap() {

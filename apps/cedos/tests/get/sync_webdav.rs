@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use cedos_lab_rig::origin::{ScriptedOrigin, reply};
+use cedos_lab_rig::port::HeldPort;
 use cedos_lab_rig::program::{CedosRun, ProxyProcess, run};
 use cedos_lab_rig::wait::until;
 use tokio::io::AsyncWriteExt;
@@ -15,6 +16,7 @@ struct WebdavServer {
     child: Child,
     folder: tempfile::TempDir,
     url: String,
+    port: HeldPort,
 }
 
 impl Drop for WebdavServer {
@@ -22,11 +24,6 @@ impl Drop for WebdavServer {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("its address").port()
 }
 
 /// The path of a program, if it is installed.
@@ -56,18 +53,19 @@ async fn start(
     mut command: Command,
     folder: tempfile::TempDir,
     config: &str,
-    port: u16,
+    port: HeldPort,
 ) -> WebdavServer {
     std::fs::write(folder.path().join("conf"), config).expect("written");
     let quiet = Stdio::null;
     command.stdin(quiet()).stdout(quiet()).stderr(quiet());
     let server = WebdavServer {
         child: command.spawn().expect("started"),
-        url: format!("http://127.0.0.1:{port}/dav"),
+        url: format!("http://{}/dav", port.address()),
         folder,
+        port,
     };
     until("the server listens", || {
-        std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
+        std::net::TcpStream::connect(server.port.address()).is_ok()
     })
     .await;
     server
@@ -77,7 +75,7 @@ async fn start(
 async fn apache() -> Option<WebdavServer> {
     let program = installed("apache2")?;
     let modules = program.parent()?.parent()?.join("lib/apache2/modules");
-    let (folder, port) = (open_folder(), free_port());
+    let (folder, port) = (open_folder(), HeldPort::take());
     std::fs::create_dir(folder.path().join("www/dav")).expect("made");
     let www = folder.path().join("www/dav");
     std::fs::set_permissions(&www, std::fs::Permissions::from_mode(0o777)).expect("opened");
@@ -88,9 +86,9 @@ async fn apache() -> Option<WebdavServer> {
     let loaded: String = ["mpm_event", "authz_core", "dav", "dav_fs", "dir"]
         .map(load)
         .concat();
-    let at = folder.path().display();
+    let (at, address) = (folder.path().display(), port.address());
     let config = format!(
-        "ServerRoot {at}\nServerName localhost\nListen 127.0.0.1:{port}\nPidFile {at}/pid\nErrorLog {at}/error.log\n\
+        "ServerRoot {at}\nServerName localhost\nListen {address}\nPidFile {at}/pid\nErrorLog {at}/error.log\n\
          {loaded}<IfModule unixd_module>\nUser nobody\nGroup nogroup\n</IfModule>\nDavLockDB {at}/locks\n\
          DocumentRoot {at}/www\n<Directory {at}/www>\nDav On\nRequire all granted\n</Directory>\n"
     );
@@ -102,15 +100,15 @@ async fn apache() -> Option<WebdavServer> {
 /// nginx with its own module for WebDAV, which does not list.
 async fn nginx() -> Option<WebdavServer> {
     let program = installed("nginx")?;
-    let (folder, port) = (open_folder(), free_port());
-    let at = folder.path().display();
+    let (folder, port) = (open_folder(), HeldPort::take());
+    let (at, address) = (folder.path().display(), port.address());
     let config = format!(
         "daemon off; master_process off; pid {at}/pid; error_log {at}/error.log;
          events {{ worker_connections 64; }}
          http {{
            access_log off; root {at}/www; client_body_temp_path {at}/t1; proxy_temp_path {at}/t2;
            fastcgi_temp_path {at}/t3; uwsgi_temp_path {at}/t4; scgi_temp_path {at}/t5;
-           server {{ listen 127.0.0.1:{port}; dav_methods PUT DELETE MKCOL; }}
+           server {{ listen {address}; dav_methods PUT DELETE MKCOL; }}
          }}"
     );
     let mut command = Command::new(program);

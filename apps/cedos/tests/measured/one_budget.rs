@@ -8,7 +8,8 @@ use crate::support::CProgram;
 use crate::told::Program;
 use cedos_lab_rig::namespace::{cell_on, in_namespace, origin_namespace, received, wifi_on};
 use cedos_lab_rig::origin::{OriginReply, OriginRequest, ReplyEnd, ScriptedOrigin, object, proper};
-use cedos_lab_rig::program::{AgentProcess, ProxyProcess, ended};
+use cedos_lab_rig::processor_wait::sleep_beside;
+use cedos_lab_rig::program::{AgentProcess, ProxyProcess, ended, pid_of};
 use cedos_lab_rig::share::beside_others;
 use cedos_lab_rig::{PATIENCE, program, this_test};
 use serde_json::{Value, json};
@@ -133,7 +134,7 @@ fn a_download_a_stream_a_socket_and_a_program_under_run_spend_one_budget() {
         let used_up = timeout(PATIENCE, used_up).await;
         used_up.expect("the four want eight times as much");
         // sleep: what was granted before may still come
-        sleep(Duration::from_secs(2)).await;
+        sleep_beside(Duration::from_secs(2), &[pid_of(&agent.child)]).await;
         let carried = received("wwan0") - before;
         assert!(
             (BUDGET_BYTES * 9 / 10..BUDGET_BYTES + BESIDE_BYTES_MAX).contains(&carried),

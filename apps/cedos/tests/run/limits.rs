@@ -219,7 +219,7 @@ fn a_proxy_that_is_started_again_resets_what_was_open_and_serves_what_waits() {
              a = s.create_connection(('{ORIGIN}', {port})); a.sendall(b'a'); a.recv(1)\n\
              print('open', flush=True); input()\n\
              b = s.create_connection(('{ORIGIN}', {port})); b.sendall(b'b'); print(b.recv(1), flush=True)\n\
-             a.settimeout(10)\n\
+             a.settimeout(90)\n\
              try: print(a.recv(1))\n\
              except OSError as e: print(type(e).__name__)"
         );

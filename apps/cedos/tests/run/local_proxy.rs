@@ -10,6 +10,7 @@ use std::time::Duration;
 use cedos_lab_rig::origin::{
     OriginReply, ReplyEnd, ScriptedOrigin, TestAuthority, cut, object, proper, reply,
 };
+use cedos_lab_rig::port::HeldPort;
 use cedos_lab_rig::program::ProxyProcess;
 use cedos_lab_rig::{PATIENCE, program};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -342,9 +343,8 @@ async fn what_the_proxy_refuses_is_told_in_each_language() {
         ran.errors
     );
     // A port where nobody is: refused, in words.
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let url = format!("http://{}/", nobody.local_addr().expect("an address"));
-    drop(nobody);
+    let nobody = HeldPort::take();
+    let url = format!("http://{}/", nobody.address());
     let ran = device.curl(&["-x", &http, "-i", &url]).await.expect("curl");
     let said = String::from_utf8_lossy(&ran.output);
     assert!(said.starts_with("HTTP/1.1 502"), "{said}");

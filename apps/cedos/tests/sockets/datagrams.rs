@@ -2,13 +2,14 @@
 //! user says of networks holds for them.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::support::CProgram;
 use crate::told::Program;
 use cedos_lab_rig::namespace::{
     cell_on, in_namespace, origin_namespace, received, sent, wifi_off, wifi_on,
 };
+use cedos_lab_rig::processor_wait::{ProcessorWait, sleep_beside};
 use cedos_lab_rig::program::{AgentProcess, ended, pid_of, stop};
 use cedos_lab_rig::wait::until_async;
 use cedos_lab_rig::{PATIENCE, program, this_test};
@@ -100,7 +101,7 @@ async fn a_datagram_socket_is_carried_by_the_agent_and_ends_with_it() {
     assert!(large.starts_with("many EMSGSIZE"), "{large}");
     // A burst, by either way.
     assert_eq!(client.ask("many 60 1000 0").await, "many 60");
-    assert_eq!(device.server.ask("count 500").await, "count 60 60000");
+    assert_eq!(device.server.ask("count 500 60").await, "count 60 60000");
     assert_eq!(client.ask("info").await, "info 2 61117 12 1");
     // What fits grows with the path, and the program hears of it.
     until_async("loopback carries more than 1,100 bytes", async || {
@@ -213,16 +214,18 @@ async fn options_hold_for_the_next_message_and_a_stopped_agent_holds_nobody_for_
     device.answered(&mut client, "hello").await;
     // Nothing leaves, but what it is worth is known.
     stop(&device.agent.child);
-    let begun = std::time::Instant::now();
+    let wait = ProcessorWait::of(&[pid_of(&client.child)]);
+    let begun = Instant::now();
     assert_eq!(client.ask("expiry 60000").await, "expiry 0");
     assert_eq!(client.ask("say later").await, "say 5");
     for _ in 0..400 {
         assert_eq!(client.ask("mark 0 1000 x").await, "mark 1");
     }
-    assert!(begun.elapsed() < Duration::from_secs(10));
+    let took = begun.elapsed().saturating_sub(wait.so_far());
+    assert!(took < Duration::from_secs(10), "{took:?}");
     kill(pid_of(&device.agent.child), Signal::SIGCONT).expect("send");
     assert_eq!(client.ask("say last").await, "say 4");
-    let said = device.server.ask("count 1000").await;
+    let said = device.server.ask("count 1000 3").await;
     let count = said
         .strip_prefix("count ")
         .and_then(|s| s.split(' ').next());
@@ -309,6 +312,16 @@ async fn figures(at: &str) -> (u64, u64) {
     (of("free"), of("metered"))
 }
 
+/// Waits until the agent has counted as many bytes as these, and asserts that it has counted no more.
+async fn until_figures(at: &str, expected: (u64, u64)) {
+    // Each second, and nothing tells of it.
+    let counted = until_async("the bytes are counted", async || {
+        let counted = figures(at).await;
+        (counted.0 >= expected.0).then_some(counted)
+    });
+    assert_eq!(counted.await, expected);
+}
+
 #[test]
 fn what_the_user_says_of_networks_holds_for_datagrams_and_their_bytes_are_counted() {
     const FIGURES: &str = "127.0.0.1:9646";
@@ -332,16 +345,13 @@ fn what_the_user_says_of_networks_holds_for_datagrams_and_their_bytes_are_counte
         assert_eq!(server.ask("answer well").await, "answer 4");
         assert_eq!(client.ask("hear").await, "hear 4 well");
         let (wifi, cell) = (on("wlan0"), on("wwan0"));
-        server.tell("count 2000").await;
+        server.tell("count 2000 500").await;
         assert_eq!(client.ask("many 500 1000 2000").await, "many 500");
         assert_eq!(server.hear().await, "count 500 500000");
         assert!(on("wlan0") - wifi > 500_000);
         let leaked = on("wwan0") - cell;
         assert!(leaked < CONTROL_BYTES_MAX, "{leaked} bytes on wwan0");
-        // Each second.
-        // sleep: figures are counted each second, and nothing tells of it
-        tokio::time::sleep(Duration::from_secs(2)).await;
-        assert_eq!(figures(FIGURES).await, (500_009, 0));
+        until_figures(FIGURES, (500_009, 0)).await;
         // Its user says that this network costs, which its program does not know.
         cedos(
             home.path(),
@@ -351,7 +361,7 @@ fn what_the_user_says_of_networks_holds_for_datagrams_and_their_bytes_are_counte
         .await;
         assert_eq!(client.ask("expiry 200").await, "expiry 0");
         // sleep: the path is to be granted nothing any more; grants last a second
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        sleep_beside(Duration::from_secs(1), &[pid_of(&agent.child)]).await;
         let (wifi, cell) = (on("wlan0"), on("wwan0"));
         assert_eq!(client.ask("many 200 1000 2000").await, "many 200");
         assert_eq!(client.ask("mark 2 100 each").await, "mark 4");
@@ -373,8 +383,10 @@ fn what_the_user_says_of_networks_holds_for_datagrams_and_their_bytes_are_counte
         // Without a free one it waits, as long as it is worth.
         wifi_off();
         // What leaves before the agent knows is lost.
-        // sleep: the agent is to know that the link is gone; it says so to nobody
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        until_async("the agent knows that the link is gone", async || {
+            client.ask("info").await.ends_with(" 0").then_some(())
+        })
+        .await;
         let cell = on("wwan0");
         assert_eq!(client.ask("mark 0 300 soon-worthless").await, "mark 14");
         assert_eq!(client.ask("many 60 1000 2000").await, "many 60");
@@ -383,10 +395,8 @@ fn what_the_user_says_of_networks_holds_for_datagrams_and_their_bytes_are_counte
         let leaked = on("wwan0") - cell;
         assert!(leaked < CONTROL_BYTES_MAX, "{leaked} bytes on wwan0");
         wifi_on("198.51.100.99");
-        assert_eq!(server.ask("count 3000").await, "count 60 60000");
-        // sleep: figures are counted each second, and nothing tells of it
-        tokio::time::sleep(Duration::from_secs(2)).await;
-        assert_eq!(figures(FIGURES).await, (560_014, 0));
+        assert_eq!(server.ask("count 3000 60").await, "count 60 60000");
+        until_figures(FIGURES, (560_014, 0)).await;
         let budget = cedos(home.path(), &agent, &["budget", "--json"]).await;
         assert_eq!(budget["used"], 0, "{budget}");
         // What one message asks of paths reaches the agent.
@@ -409,7 +419,7 @@ fn what_the_user_says_of_networks_holds_for_datagrams_and_their_bytes_are_counte
                 let mark = format!("mark {route} 30000 {text}");
                 assert_eq!(client.ask(&mark).await, "mark 190");
             }
-            assert_eq!(server.ask("count 1000").await, "count 60 11400");
+            assert_eq!(server.ask("count 1000 60").await, "count 60 11400");
             [on("wlan0") - before[0], on("wwan0") - before[1]]
         };
         let each = copied(&mut client, &mut server, 2).await;

@@ -10,6 +10,7 @@ use cedos_lab_rig::namespace::{
     BlockedUdp, cell_on, in_namespace, origin_namespace, received, sh, wifi_off, wifi_on,
 };
 use cedos_lab_rig::origin::{OriginReply, OriginRequest, ReplyEnd, ScriptedOrigin, object, proper};
+use cedos_lab_rig::processor_wait::sleep_beside;
 use cedos_lab_rig::program::{AgentProcess, ProxyProcess, ended, pid_of};
 use cedos_lab_rig::wait::{until, until_async};
 use cedos_lab_rig::{program, this_test};
@@ -95,12 +96,15 @@ fn a_policy_reaches_the_agent_and_so_does_another_later() {
         let mut payer = begin(&told, home.path(), &to, &agent, 3);
         assert_eq!(payer.hear().await, "policy 0");
         assert_eq!(payer.hear().await, "connect 0");
+        let begun = received("wwan0");
         assert!(payer.ask("ask").await.starts_with("ask "));
-        let fast = on_cell(2).await;
-        assert!(fast > 300_000, "{fast} bytes on wwan0 for one that may pay");
+        until("one that may pay gets bytes on wwan0", || {
+            received("wwan0") > begun + 500_000
+        })
+        .await;
         assert_eq!(payer.ask("policy 0").await, "policy 0");
         // sleep: what was granted for a second is still to come
-        tokio::time::sleep(Duration::from_secs(2)).await;
+        sleep_beside(Duration::from_secs(2), &[pid_of(&agent.child)]).await;
         payer.tell(&format!("read {OBJECT_BYTES}")).await;
         let carried = on_cell(2).await;
         assert!(
@@ -150,7 +154,7 @@ fn the_budget_of_the_agent_is_one_for_its_transfers_and_all_programs() {
         })
         .await;
         // sleep: what was granted for a second is still to come
-        tokio::time::sleep(Duration::from_secs(2)).await;
+        sleep_beside(Duration::from_secs(2), &[pid_of(&agent.child)]).await;
         let carried = received("wwan0") - before;
         assert!(
             (2_500_000..3_000_000 + BESIDE_BYTES_MAX).contains(&carried),

@@ -32,7 +32,8 @@ impl Served {
         let prox = Prox::new(ProxConfig {
             allow_any_client: false,
             allow_addresses: vec!["127.0.0.0/29".parse().unwrap()],
-            stop_grace: Duration::from_millis(300),
+            // More than a busy machine needs for requests that have come.
+            stop_grace: Duration::from_secs(2),
             ..config
         })
         .unwrap();

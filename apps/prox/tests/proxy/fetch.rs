@@ -2,6 +2,7 @@
 
 use crate::support::*;
 use cedos_lab_rig::origin::ScriptedOrigin;
+use cedos_lab_rig::port::HeldPort;
 use cedos_prox::{ProxFlowOutcome, ResetCause, ServedFrom};
 use tokio::io::AsyncWriteExt;
 
@@ -326,8 +327,9 @@ async fn an_origin_that_never_comes_back_is_given_up_after_the_patience() {
         stream.write_all(answer.as_bytes()).await.unwrap();
     })
     .await;
+    // Long enough for some tries when the machine is busy.
     let prox = cedos_prox::Prox::new(cedos_prox::ProxConfig {
-        origin_patience: std::time::Duration::from_millis(50),
+        origin_patience: std::time::Duration::from_secs(2),
         ..config()
     })
     .unwrap();
@@ -348,7 +350,8 @@ async fn a_silent_origin_is_asked_again_and_one_that_never_answers_is_504() {
         std::future::pending::<()>().await;
     })
     .await;
-    let short = std::time::Duration::from_millis(100);
+    // Longer than the origin's answers take when the machine is busy.
+    let short = std::time::Duration::from_secs(1);
     let prox = cedos_prox::Prox::new(cedos_prox::ProxConfig {
         idle_timeout: short,
         response_timeout: short,
@@ -429,9 +432,8 @@ async fn too_large_a_request_head_is_431_and_a_bad_one_400() {
 
 #[tokio::test]
 async fn a_dead_port_is_502_and_an_unknown_name_too() {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    drop(listener);
+    let nobody = HeldPort::take();
+    let address = nobody.address();
     let prox =
         cedos_prox::Prox::with_resolver(config(), std::sync::Arc::new(Names(vec![]))).unwrap();
     let answer = ask(&prox, get(&format!("http://{address}/"), ""))

@@ -1,5 +1,6 @@
 //! `libd2tp` through D2Prox: real sockets from the program to an ordinary TCP server.
 
+use cedos_lab_rig::port::HeldPort;
 use std::future::pending;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -108,9 +109,8 @@ fn a_program_reaches_a_tcp_server_by_sockets_through_the_proxy() {
     assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
 
     // Refusals are errors of `connect`, in words of the proxy.
-    let free = TcpListener::bind("127.0.0.1:0").unwrap();
-    let nobody = free.local_addr().unwrap().to_string();
-    drop(free);
+    let held = HeldPort::take();
+    let nobody = held.address().to_string();
     let error = through(&proxy).connect(&nobody).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{error}");
 

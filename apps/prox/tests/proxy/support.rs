@@ -21,7 +21,7 @@ pub const CLIENT: HostKey = [1; 32];
 /// Bytes a flow in memory buffers each way: little, so that a device that does not read is felt.
 const FLOW_BUFFER_BYTES: usize = 16 * 1024;
 /// No test waits longer than this for anything.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub use cedos_lab_rig::PATIENCE;
 
 /// What both ends of a flow in memory know.
 #[derive(Default)]

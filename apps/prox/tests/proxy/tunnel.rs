@@ -1,5 +1,6 @@
 //! CONNECT.
 
+use cedos_lab_rig::port::HeldPort;
 use std::time::Duration;
 
 use crate::support::*;
@@ -172,9 +173,8 @@ async fn the_servers_side_is_kept_while_the_device_takes_nothing() {
 
 #[tokio::test]
 async fn a_tunnel_that_cannot_be_made_is_an_error_answer() {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    drop(listener);
+    let nobody = HeldPort::take();
+    let address = nobody.address().to_string();
     let answer = ask(&prox(), connect(&address)).await.whole();
     assert_eq!(answer.status, 502);
     assert!(

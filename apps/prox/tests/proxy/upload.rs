@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::support::*;
 use cedos_lab_rig::origin::ScriptedOrigin;
+use cedos_lab_rig::port::HeldPort;
 use cedos_prox::{Prox, ProxConfig, ProxFlowOutcome};
 use parking_lot::Mutex;
 use tokio::io::AsyncWriteExt;
@@ -171,9 +172,8 @@ async fn a_put_waits_for_an_origin_that_goes_away_and_a_post_is_never_sent_twice
 #[tokio::test]
 async fn an_origin_that_is_not_up_yet_gets_a_post_when_it_is() {
     // A port that nobody listens on until later.
-    let placeholder = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = placeholder.local_addr().unwrap();
-    drop(placeholder);
+    let held = HeldPort::take();
+    let address = held.address();
     let (serving, mut device) = start(&prox(), CLIENT);
     device
         .send(format!(

@@ -21,22 +21,23 @@ static void cause(int fd, const char *word) {
 int main(void) {
     struct sockaddr_in at;
     char buf[8];
-    int second = 1, none = 0, wait = D2TP_IFLATE_WAIT, c, s;
+    int minutes = 300, second = 1, none = 0, wait = D2TP_IFLATE_WAIT, c, s;
     int ear = listener(5, &at);
 
-    /* It passes while both wait, and both hear of it. */
+    /* It passes while both wait, and both hear of it. A busy machine may take longer than a second to connect. */
     c = client_socket(0);
-    NEED(d2tp_setsockopt(c, SOL_D2TP, D2TP_SO_DEADLINE, &second, sizeof second) == 0);
+    NEED(d2tp_setsockopt(c, SOL_D2TP, D2TP_SO_DEADLINE, &minutes, sizeof minutes) == 0);
     NEED(d2tp_connect(c, (struct sockaddr *)&at, sizeof at) == 0);
     s = d2tp_accept(ear, NULL, NULL);
     NEED(s >= 0);
     int64_t left = 0;
     socklen_t len = sizeof left;
-    NEED(d2tp_getsockopt(c, SOL_D2TP, D2TP_SO_DEADLINE, &left, &len) == 0 && left == 1);
+    NEED(d2tp_getsockopt(c, SOL_D2TP, D2TP_SO_DEADLINE, &left, &len) == 0 && left > 200 && left <= 300);
     struct d2tp_info info;
     len = sizeof info;
     NEED(d2tp_getsockopt(c, SOL_D2TP, D2TP_SO_INFO, &info, &len) == 0);
-    NEED(info.di_state == 2 && info.di_slack_ms >= 0 && info.di_slack_ms <= 1000);
+    NEED(info.di_state == 2 && info.di_slack_ms > 200000 && info.di_slack_ms <= 300000);
+    NEED(d2tp_setsockopt(c, SOL_D2TP, D2TP_SO_DEADLINE, &second, sizeof second) == 0);
     NEED(d2tp_recv(c, buf, sizeof buf, 0) == -1 && errno == ETIME);
     cause(c, "deadline passed");
     NEED(d2tp_recv(s, buf, sizeof buf, 0) == -1 && errno == ETIME);
@@ -45,14 +46,17 @@ int main(void) {
     /* It is taken back in time, and one that may be late is no end. */
     for (int late = 0; late < 2; late++) {
         c = client_socket(0);
-        NEED(d2tp_setsockopt(c, SOL_D2TP, D2TP_SO_DEADLINE, &second, sizeof second) == 0);
+        int *first = late ? &second : &minutes;
+        NEED(d2tp_setsockopt(c, SOL_D2TP, D2TP_SO_DEADLINE, first, sizeof *first) == 0);
         if (late)
             NEED(d2tp_setsockopt(c, SOL_D2TP, D2TP_SO_IFLATE, &wait, sizeof wait) == 0);
         NEED(d2tp_connect(c, (struct sockaddr *)&at, sizeof at) == 0);
         s = d2tp_accept(ear, NULL, NULL);
         NEED(s >= 0);
-        if (!late)
+        if (!late) {
+            NEED(d2tp_setsockopt(c, SOL_D2TP, D2TP_SO_DEADLINE, &second, sizeof second) == 0);
             NEED(d2tp_setsockopt(c, SOL_D2TP, D2TP_SO_DEADLINE, &none, sizeof none) == 0);
+        }
         struct timeval beyond = {.tv_sec = 1, .tv_usec = 300 * 1000};
         NEED(d2tp_setsockopt(c, SOL_SOCKET, SO_RCVTIMEO, &beyond, sizeof beyond) == 0);
         NEED(d2tp_recv(c, buf, sizeof buf, 0) == -1 && errno == EAGAIN);

@@ -29,12 +29,12 @@ static void hear(void) {
     fflush(stdout);
 }
 
-/* How many come until none does for so long. */
-static void count(int silence_ms) {
+/* How many come until none does for so long; the first so many are waited for as long as it takes. */
+static void count(int silence_ms, long at_least) {
     static char buf[70000];
     struct pollfd one = {.fd = fd, .events = POLLIN};
     long all = 0, bytes = 0;
-    while (poll(&one, 1, silence_ms) == 1) {
+    while (poll(&one, 1, all < at_least ? -1 : silence_ms) == 1) {
         ssize_t n = d2tp_recv(fd, buf, sizeof buf, 0);
         if (n < 0)
             break;
@@ -146,7 +146,7 @@ int main(int argc, char **argv) {
         } else if (strcmp(word, "hear") == 0) {
             hear();
         } else if (strcmp(word, "count") == 0) {
-            count((int)a);
+            count((int)a, b);
         } else if (strcmp(word, "expiry") == 0) {
             said("expiry", option(D2TP_SO_EXPIRY, (int)a));
         } else if (strcmp(word, "deadline") == 0) {
