@@ -543,7 +543,7 @@ impl Device {
             .map_or(0, |s| s.duplicate_bytes())
     }
 
-    /// The session's events from now on, each with its time.
+    /// The session's events from now on, each with its time, but for those that a flow can be read or written.
     pub fn events(&self) -> broadcast::Receiver<(Time, SessionEvent)> {
         self.body.shared.events.subscribe()
     }

@@ -382,7 +382,13 @@ impl DriverEngine {
             }
             inner.relays.note(&event);
             let over = matches!(event, SessionEvent::Closed(_));
-            if let Some(to) = inner.relays.event_sender(session, &self.shared.events) {
+            // A receiver that is late would lose the rare events among those that come for each batch of packets, of
+            // which the tasks of flows have been woken.
+            let is_for_flows =
+                matches!(event, SessionEvent::Readable(_) | SessionEvent::Writable(_));
+            if !is_for_flows
+                && let Some(to) = inner.relays.event_sender(session, &self.shared.events)
+            {
                 // There may be no receiver.
                 let _ = to.send((clock::now(), event));
             }

@@ -384,7 +384,7 @@ impl Peer {
         Connection::new(self.shared.clone(), self.session, PublicKey(self.key))
     }
 
-    /// The session's events from now on, each with its time.
+    /// The session's events from now on, each with its time, but for those that a flow can be read or written.
     pub fn events(&self) -> broadcast::Receiver<(Time, d2tp_session::SessionEvent)> {
         self.events.subscribe()
     }

@@ -294,11 +294,9 @@ impl ProxyClient {
         }
         let mut events = device.events();
         let (sender, receiver) = mpsc::unbounded_channel();
-        // Readable comes for every batch of packets; only the rare events are kept.
         tokio::spawn(async move {
             loop {
                 match events.recv().await {
-                    Ok((_, SessionEvent::Readable(_) | SessionEvent::Writable(_))) => {}
                     Ok((_, event)) => {
                         if sender.send(event).is_err() {
                             return;
