@@ -14,16 +14,16 @@
 //! order. After a crash of the machine only synced bytes count.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use crate::copy_bucket::CopyBucket;
-use crate::hibernated_copies::HibernatedCopies;
 use crate::shared_copy_work::SharedCopyWork;
 use bytes::Bytes;
 use d2tp_driver::{HostKey, JournalBatch, JournalError, RecordStore, SharedRecords};
@@ -76,6 +76,15 @@ pub(crate) struct StoredProgress {
     pub(crate) version: u64,
 }
 
+/// A function that takes the id of a copy of which a record says that it is whole.
+struct WholeListener(Box<dyn Fn(u64) + Send + Sync>);
+
+impl fmt::Debug for WholeListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WholeListener")
+    }
+}
+
 /// The named files of copies, with their records in the journal.
 #[derive(Debug)]
 pub(crate) struct CopyStore {
@@ -93,8 +102,8 @@ pub(crate) struct CopyStore {
     open: AtomicBool,
     /// The bucket that has the bytes too.
     bucket: OnceLock<Arc<CopyBucket>>,
-    /// The copies that hibernated flows read, to be told when a record says that one is whole.
-    hibernated: OnceLock<Weak<HibernatedCopies>>,
+    /// Called with the id of a copy when a record says that it is whole.
+    whole_listener: OnceLock<WholeListener>,
 }
 
 /// Which file a shared copy has, and what its record says last.
@@ -182,7 +191,7 @@ impl CopyStore {
             news: Notify::new(),
             open: AtomicBool::new(true),
             bucket: OnceLock::new(),
-            hibernated: OnceLock::new(),
+            whole_listener: OnceLock::new(),
         });
         tokio::spawn(keep(Arc::downgrade(&copy_store)));
         Ok(copy_store)
@@ -464,15 +473,15 @@ impl CopyStore {
         let _ = self.bucket.set(Arc::new(bucket));
     }
 
-    /// Sets the copies that hibernated flows read.
-    pub(crate) fn use_hibernated(&self, hibernated: &Arc<HibernatedCopies>) {
-        let _ = self.hibernated.set(Arc::downgrade(hibernated));
+    /// Sets the function that is called with the id of a copy when a record says that it is whole.
+    pub(crate) fn set_whole_listener(&self, listener: impl Fn(u64) + Send + Sync + 'static) {
+        let _ = self.whole_listener.set(WholeListener(Box::new(listener)));
     }
 
-    /// Handles a record that says that a copy is whole: a flow that sleeps needs it in memory no longer.
+    /// Handles a record that says that a copy is whole.
     pub(crate) fn on_whole(&self, id: u64) {
-        if let Some(hibernated) = self.hibernated.get().and_then(Weak::upgrade) {
-            hibernated.unload(id);
+        if let Some(WholeListener(listener)) = self.whole_listener.get() {
+            listener(id);
         }
     }
 

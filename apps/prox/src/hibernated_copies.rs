@@ -6,6 +6,7 @@ use std::sync::Arc;
 use d2tp_driver::HostKey;
 use parking_lot::Mutex;
 
+use crate::copy_store::CopyStore;
 use crate::pinned_copy::PinnedCopy;
 
 /// Copies that hibernated flows read.
@@ -57,6 +58,17 @@ impl HibernatedCopies {
         if let Some(resting) = self.copies.lock().get_mut(&copy.id) {
             resting.copy = Some(copy.clone());
         }
+    }
+
+    /// Has copies leave memory, too, whose record in the copy store says only after their flow fell asleep that they are
+    /// whole.
+    pub(crate) fn follow_records(self: &Arc<HibernatedCopies>, copy_store: &CopyStore) {
+        let copies = Arc::downgrade(self);
+        copy_store.set_whole_listener(move |id| {
+            if let Some(copies) = copies.upgrade() {
+                copies.unload(id);
+            }
+        });
     }
 
     /// Removes a complete copy from memory, if nothing else uses it and the copy store has recorded that it is complete. It is

@@ -318,7 +318,7 @@ impl Prox {
         }
         let hibernated = Arc::<HibernatedCopies>::default();
         if let Some(copy_store) = &copy_store {
-            copy_store.use_hibernated(&hibernated);
+            hibernated.follow_records(copy_store);
         }
         let limits = Arc::new(ClientLimitTable::new(&config));
         for client in clients.enrolled() {

@@ -247,7 +247,7 @@ mod tests {
         let journal = Arc::new(Journal::open(&dir.path().join("journal")).unwrap());
         let copy_store = CopyStore::open(dir.path(), journal).unwrap();
         let hibernated = Arc::<HibernatedCopies>::default();
-        copy_store.use_hibernated(&hibernated);
+        hibernated.follow_records(&copy_store);
         let config = ProxConfig::default();
         let clients = Arc::new(ClientLimitTable::new(&config));
         let ledger = Arc::new(QuotaLedger::new(&config, clients, false));
