@@ -149,7 +149,7 @@ pub(crate) async fn open(
             Err(_) if session.is_left() => {}
             Err(_) if engine.leave_refusing_server(&session, connect_target) => {}
             // The server ended before this connection, or while it was made, and may be there again.
-            Err(_) if was_established && session.has_ended().await => {}
+            Err(_) if was_established && session.is_over() => {}
             opened => return opened,
         }
     }

@@ -21,9 +21,6 @@ use crate::settings_file;
 /// How long an unused session is kept for the next socket: a handshake costs more than an idle session.
 const IDLE_KEPT: Duration = Duration::from_secs(10); // a guess
 
-/// How long the end of a session may take from the failure of what it carried until it is reported here.
-const END_REPORTED_WITHIN: Duration = Duration::from_millis(500); // a guess: another task of this thread reports it
-
 /// The interval between attempts to resolve a server's name while the machine has a network.
 const RESOLVE_AGAIN: Duration = Duration::from_secs(2); // a guess
 
@@ -189,22 +186,14 @@ impl ServerSession {
         SessionUse(self.clone())
     }
 
+    /// Whether the session is over. Its state reports that a moment later.
     pub(crate) fn is_over(&self) -> bool {
-        self.left.get().is_some() || matches!(*self.state.borrow(), ServerSessionState::Over(_))
+        self.left.get().is_some() || self.device.ended().is_some()
     }
 
     /// Whether the handshake was complete before now, and the session is not known to be over.
     pub(crate) fn is_established(&self) -> bool {
         *self.state.borrow() == ServerSessionState::Open
-    }
-
-    /// Whether the session is over, or turns out to be a moment later. For the moment after something that it
-    /// carried has failed.
-    pub(crate) async fn has_ended(&self) -> bool {
-        let mut state = self.state.clone();
-        let over = state.wait_for(|state| matches!(state, ServerSessionState::Over(_)));
-        let over = tokio::time::timeout(END_REPORTED_WITHIN, over).await;
-        over.is_ok_and(|state| state.is_ok())
     }
 
     /// Whether a socket uses the session.

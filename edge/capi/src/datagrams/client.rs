@@ -6,6 +6,7 @@ use std::os::fd::AsFd as _;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use tokio::net::UdpSocket;
 use tokio::sync::Notify;
@@ -42,6 +43,10 @@ async fn collect(engine: &EngineState, port: u16, name: Ipv4Addr, socket: &UdpSo
         tokio::task::yield_now().await;
     }
 }
+
+/// How long a server may take to acknowledge a datagram socket in a session that was established before. Less than the 5 s
+/// that a program waits at its exit for datagrams to be taken over.
+const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(3); // a guess: some round trips, with a loss
 
 /// The arguments of a connect call on a datagram socket.
 pub(crate) struct DatagramCall {
@@ -214,7 +219,8 @@ async fn make(
 /// returned.
 ///
 /// An established session may be over without being known to be: its server ended a moment ago, and another one may
-/// have its address now. Datagrams sent in it would be lost, so its server must acknowledge the flow first.
+/// have its address now. Datagrams sent in it would be lost, so its server is to acknowledge the flow first. Without a
+/// network nobody can, and the datagrams wait in the session.
 pub(crate) async fn open(
     engine: &Rc<EngineState>,
     connect_target: &ConnectTarget,
@@ -230,14 +236,14 @@ pub(crate) async fn open(
         let opened = open_in(session_use, &latest, conn_status.clone(), was_established).await;
         match opened {
             // Nothing of the program's was sent, and a new session is with the server that is there now.
-            Err(_) if was_established && session.has_ended().await => {}
+            Err(_) if was_established && session.is_over() => {}
             opened => return opened,
         }
     }
 }
 
-/// Opens a flow that names the context of the datagrams in this session; with `acknowledged`, returns when the server
-/// has acknowledged it.
+/// Opens a flow that names the context of the datagrams in this session; with `acknowledged`, waits some seconds for the
+/// server to acknowledge it.
 async fn open_in(
     session_use: SessionUse,
     latest: &impl Fn() -> SocketOptions,
@@ -253,7 +259,10 @@ async fn open_in(
     let announced_bytes = flow.written();
     let flow = CarriedFlow::new(flow, Some(session_use), conn_status, options);
     if acknowledged {
-        flow.wait_for_peer(announced_bytes).await?;
+        let acknowledged = flow.wait_for_peer(announced_bytes);
+        if let Ok(Err(fault)) = tokio::time::timeout(ACKNOWLEDGED_WITHIN, acknowledged).await {
+            return Err(fault);
+        }
         // The program may have changed them in the meantime.
         flow.change(latest());
     }
