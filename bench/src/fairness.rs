@@ -26,40 +26,54 @@ struct FairnessCase {
     /// The number of flows in ten that are TCP.
     tcp_tenths: usize,
     one_session: bool,
+    /// Paths of each session, all over the bottleneck.
+    paths: usize,
 }
 
-const CASES: [FairnessCase; 5] = [
+const CASES: [FairnessCase; 6] = [
     FairnessCase {
         name: "tcp",
         tcp_tenths: 10,
         one_session: false,
+        paths: 1,
     },
     FairnessCase {
         name: "d2tp",
         tcp_tenths: 0,
         one_session: false,
+        paths: 1,
     },
     FairnessCase {
         name: "mixed",
         tcp_tenths: 5,
         one_session: false,
+        paths: 1,
     },
     FairnessCase {
         name: "d2tp-one-session",
         tcp_tenths: 0,
         one_session: true,
+        paths: 1,
     },
     FairnessCase {
         name: "mixed-one-session",
         tcp_tenths: 5,
         one_session: true,
+        paths: 1,
+    },
+    FairnessCase {
+        name: "mixed-two-paths",
+        tcp_tenths: 5,
+        one_session: false,
+        paths: 2,
     },
 ];
 
 /// Options of `bench fairness`.
 #[derive(clap::Args)]
 pub struct FairnessOptions {
-    /// Cases, separated by commas: tcp, d2tp, mixed, d2tp-one-session, mixed-one-session, or all
+    /// Cases, separated by commas: tcp, d2tp, mixed, d2tp-one-session, mixed-one-session,
+    /// mixed-two-paths, or all
     #[arg(long, value_delimiter = ',', default_value = "all")]
     cases: Vec<String>,
     /// The total number of flows; in mixed cases half of them are TCP
@@ -120,6 +134,7 @@ struct FairnessRow {
     tcp: usize,
     sessions: usize,
     d2tp_flows: usize,
+    paths_per_session: usize,
     rounds: usize,
 }
 
@@ -231,6 +246,7 @@ fn measure(
         .args(["--tcp", &tcp.to_string()])
         .args(["--sessions", &sessions.to_string()])
         .args(["--flows-per-session", &per_session.to_string()])
+        .args(["--paths-per-session", &case.paths.to_string()])
         .args(["--warm-up-s", &options.warm_up.to_string()])
         .args(["--seconds", &options.seconds.to_string()]);
     let sink = Process::new(bottleneck.receivers().spawn(sink)?, "sink")?;
@@ -292,6 +308,7 @@ impl FairnessRow {
                 case.sessions(options.flows)
             },
             d2tp_flows: case.d2tp(options.flows),
+            paths_per_session: case.paths,
             rounds: rounds.len(),
         }
     }
@@ -304,6 +321,7 @@ fn print(rows: &FairnessRows) {
         "TCP",
         "sessions",
         "flows",
+        "paths",
         "jain",
         "(min … max)",
         "TCP share",
@@ -319,6 +337,7 @@ fn print(rows: &FairnessRows) {
             row.tcp.to_string(),
             row.sessions.to_string(),
             row.d2tp_flows.to_string(),
+            row.paths_per_session.to_string(),
             format!("{:.3}", row.jain),
             range(row.jain_range),
             format!("{:.3}", row.tcp_share),

@@ -11,7 +11,7 @@
 //! The receiving host opens all connections, like a device that downloads. The two kinds alternate
 //! with short intervals, so that neither finds an emptier queue than the other.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,8 +20,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use d2tp_driver::{
-    Admission, Device, DeviceOptions, EndpointConfig, Flow, FlowSettings, PublicKey, Qlog,
-    SecretKey, Server, ServerAddress, ServerOptions, TraceLevel,
+    Admission, Device, DeviceOptions, EndpointConfig, Flow, FlowSettings, LinkUse, ProvidedLink,
+    ProvidedLinks, PublicKey, Qlog, SecretKey, Server, ServerAddress, ServerOptions, TraceLevel,
 };
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
@@ -78,6 +78,8 @@ pub struct SinkOptions {
     sessions: usize,
     #[arg(long)]
     flows_per_session: usize,
+    #[arg(long)]
+    paths_per_session: usize,
     #[arg(long)]
     warm_up_s: f64,
     #[arg(long)]
@@ -166,7 +168,7 @@ pub fn sink(options: &SinkOptions) -> Result<()> {
                 reading.spawn(read_connection(stream, count));
             }
             if turn < options.sessions {
-                let device = call(&card, turn).await?;
+                let device = call(&card, turn, options.paths_per_session).await?;
                 for _ in 0..options.flows_per_session {
                     let flow = device.open(FlowSettings::default())?;
                     let count = counter(&mut d2tp);
@@ -222,26 +224,38 @@ fn look(counts: &[Arc<AtomicU64>]) -> Vec<u64> {
     counts.iter().map(|c| c.load(Ordering::Relaxed)).collect()
 }
 
-/// Opens a session with its own host key and socket.
-async fn call(card: &SourceCard, number: usize) -> Result<Device> {
+/// Opens a session with its own host key and a socket for each of its paths.
+async fn call(card: &SourceCard, number: usize, paths: usize) -> Result<Device> {
     let mut key = [1; 32];
     key[..8].copy_from_slice(&(number as u64).to_be_bytes());
-    let device = Device::new(DeviceOptions {
-        server: ServerAddress {
-            host: card.d2tp.ip().to_string(),
-            port: card.d2tp.port(),
-            key: PublicKey(card.key),
-            stream: None,
-            nodes: Default::default(),
-            requires_hybrid: false,
-            round_trip: None,
-        },
+    let options = DeviceOptions {
+        server: ServerAddress::new(
+            card.d2tp.ip().to_string(),
+            card.d2tp.port(),
+            PublicKey(card.key),
+        ),
         key: SecretKey::from_bytes(key),
         config: EndpointConfig::default(),
-    })
-    .await?;
-    device.use_default_route()?;
+    };
+    let links = ProvidedLinks::new();
+    let mut device = Device::with_attach(options, links.clone()).await?;
+    device.follow_links(links.subscribe(), |_| LinkUse::Free);
+    let local = local_address(card.d2tp)?;
+    for path in 0..paths {
+        links.add(ProvidedLink::new(format!("path{path}"), local));
+    }
     Ok(device)
+}
+
+/// The address from which this host reaches another one.
+fn local_address(remote: SocketAddr) -> Result<IpAddr> {
+    let any: IpAddr = match remote {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect(remote)?;
+    Ok(socket.local_addr()?.ip())
 }
 
 async fn read_connection(mut stream: TcpStream, count: Arc<AtomicU64>) -> Result<()> {

@@ -17,6 +17,7 @@ mod memory_group;
 mod origins;
 mod proxy_under_load;
 mod raw_client;
+mod slow_origins;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -111,6 +112,10 @@ struct KindOutcome {
     hostile_sessions: u64,
     hostile_flows: u64,
     hostile_datagrams: u64,
+    /// The number of the attacker's flows that were refused with a sentence.
+    hostile_refused: u64,
+    /// The number of the attacker's flows that ended without an answer or a sentence.
+    hostile_unexplained: u64,
     /// CPU time of the proxy during the attack, as a share of a core.
     proxy_cpu: f64,
 }
@@ -120,6 +125,7 @@ impl KindOutcome {
         !self.killed
             && self.rss_max_bytes <= self.rss_bound_bytes
             && self.others_goodput_ratio >= GOODPUT_MIN
+            && self.hostile_unexplained == 0
     }
 }
 
@@ -140,7 +146,7 @@ pub fn run(options: &HostileOptions) -> Result<()> {
             session_memory: options.session_memory,
             memory_quota: options.memory_quota,
             memory_max: options.memory_max,
-            clients: clients(options.keys),
+            clients: clients(kind.keys(options.keys)),
         };
         let outcome = run_kind(options, kind, name, &setup, &origins);
         let (outcome, limiter) = outcome.with_context(|| format!("{name} could not be run"))?;
@@ -204,7 +210,7 @@ fn run_kind(
         http: origins.http,
         blast: origins.blast,
         silent: origins.silent,
-        keys: options.keys,
+        keys: kind.keys(options.keys),
         rate: options.flood_rate,
         until: Instant::now() + attack_span,
     };
@@ -239,6 +245,8 @@ fn run_kind(
         hostile_sessions: tally.sessions,
         hostile_flows: tally.flows,
         hostile_datagrams: tally.datagrams,
+        hostile_refused: tally.refused,
+        hostile_unexplained: tally.unexplained,
         proxy_cpu: (proxy_cpu * 100.0).round() / 100.0,
     };
     Ok((outcome, proxy.group().limiter()))
@@ -248,7 +256,7 @@ fn run_kind(
 /// of the session memory, and the quota of copies if the kind makes it hold some.
 fn bound(options: &HostileOptions, kind: HostileKind) -> u64 {
     let mut left = options.session_memory;
-    for _ in 0..options.keys {
+    for _ in 0..kind.keys(options.keys) {
         left -= left / KEY_SHARE;
     }
     let copies = match kind.pins_copies() {
@@ -319,7 +327,7 @@ fn print_kind(outcome: &KindOutcome) {
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     println!(
         "{:<23} {:>4.0} of {:>4.0} MiB (before {:>3.0})  goodput {:>5.3}  admitted {:>2} of {}  \
-         {:>4} sessions {:>5} flows {:>7} datagrams  CPU {:.2}{}",
+         {:>4} sessions {:>5} flows ({} refused, {} without a word) {:>7} datagrams  CPU {:.2}{}",
         outcome.kind,
         mib(outcome.rss_max_bytes),
         mib(outcome.rss_bound_bytes),
@@ -329,6 +337,8 @@ fn print_kind(outcome: &KindOutcome) {
         outcome.newcomers,
         outcome.hostile_sessions,
         outcome.hostile_flows,
+        outcome.hostile_refused,
+        outcome.hostile_unexplained,
         outcome.hostile_datagrams,
         outcome.proxy_cpu,
         if outcome.killed { "  KILLED" } else { "" },

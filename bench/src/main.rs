@@ -46,6 +46,7 @@ mod sleepers;
 mod table;
 mod throughput;
 mod tunnel;
+mod worker_scaling;
 
 use std::process::ExitCode;
 
@@ -110,6 +111,8 @@ enum BenchVerb {
     Churn(churn::ChurnOptions),
     /// CPU time and operations of the store that 1, 2 and 4 nodes of a proxy cost
     Nodes(node_costs::NodeCostOptions),
+    /// Throughput of D2Prox with one worker and with several, and its CPU time for each gigabyte
+    Workers(worker_scaling::WorkerOptions),
     /// The serving process of a churn run
     #[command(hide = true)]
     ChurnServer(churn_server::ChurnServerOptions),
@@ -131,6 +134,7 @@ enum BenchVerb {
 }
 
 fn main() -> ExitCode {
+    cedos_sandbox::keep_free_heap();
     let outcome = match Cli::parse().verb {
         BenchVerb::Throughput(options) => throughput::run(&options),
         BenchVerb::Handshake(options) => handshake::run(&options),
@@ -149,6 +153,7 @@ fn main() -> ExitCode {
         BenchVerb::ObjectServer(options) => bloat::serve(&options),
         BenchVerb::ObjectFetch(options) => bloat::fetch(&options),
         BenchVerb::Nodes(options) => node_costs::run(&options),
+        BenchVerb::Workers(options) => worker_scaling::run(&options),
         BenchVerb::Lanes(options) => lanes::run(&options),
         BenchVerb::Grid(options) => grid::run(&options),
         BenchVerb::Churn(options) => churn::run(&options),

@@ -92,10 +92,14 @@ struct NodeCosts {
 }
 
 /// A process that ends with this one.
-struct BenchChild(Child);
+pub struct BenchChild(pub Child);
 
 impl BenchChild {
-    fn start(mut command: Command) -> Result<BenchChild> {
+    /// Starts a process.
+    ///
+    /// # Errors
+    /// The program cannot be run.
+    pub fn start(mut command: Command) -> Result<BenchChild> {
         // SAFETY: prctl is async-signal-safe, and nothing is allocated between fork and exec.
         unsafe {
             command.pre_exec(|| Ok(set_pdeathsig(Signal::SIGKILL)?));
@@ -279,7 +283,10 @@ fn nodes_cpu_s(nodes: &[BenchNode]) -> Result<f64> {
 }
 
 /// Asks for an object in a flow of its own, and reads its head and `bytes` of it.
-async fn begin(device: &Device, origin: SocketAddr, path: &str, bytes: usize) -> Result<Flow> {
+///
+/// # Errors
+/// The flow fails.
+pub async fn begin(device: &Device, origin: SocketAddr, path: &str, bytes: usize) -> Result<Flow> {
     let mut flow = device.open(FlowSettings::default())?;
     let request = format!("GET http://{origin}{path} HTTP/1.1\r\nhost: {origin}\r\n\r\n");
     flow.write_all(request.as_bytes()).await?;
@@ -289,8 +296,11 @@ async fn begin(device: &Device, origin: SocketAddr, path: &str, bytes: usize) ->
     Ok(flow)
 }
 
-/// Reads the rest of an answer.
-async fn finish(mut flow: Flow) -> Result<u64> {
+/// Reads the rest of an answer, and returns its bytes.
+///
+/// # Errors
+/// The flow fails.
+pub async fn finish(mut flow: Flow) -> Result<u64> {
     let (mut piece, mut bytes) = (vec![0; 64 << 10], 0);
     loop {
         match flow.read(&mut piece).await? {
@@ -435,7 +445,10 @@ async fn connect(
 }
 
 /// An origin of objects of one size.
-async fn origin(object_bytes: u64) -> Result<SocketAddr> {
+///
+/// # Errors
+/// No port is free.
+pub async fn origin(object_bytes: u64) -> Result<SocketAddr> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
     let at = listener.local_addr()?;
     tokio::spawn(async move {

@@ -270,15 +270,11 @@ pub fn device(args: &DeviceArgs) -> Result<()> {
     runtime.block_on(async {
         let links = ProvidedLinks::new();
         let options = DeviceOptions {
-            server: ServerAddress {
-                host: args.server.ip().to_string(),
-                port: args.server.port(),
-                key: HandshakeServerProcess::key(),
-                stream: None,
-                nodes: Default::default(),
-                requires_hybrid: false,
-                round_trip: None,
-            },
+            server: ServerAddress::new(
+                args.server.ip().to_string(),
+                args.server.port(),
+                HandshakeServerProcess::key(),
+            ),
             key: SecretKey::from_bytes([7; 32]),
             config: EndpointConfig::default(),
         };

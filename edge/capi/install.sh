@@ -15,10 +15,10 @@ install -d "$to/lib/pkgconfig" "$to/include" "$to/share/man/man3"
 install -m 755 "$from/libd2tp.so" "$to/lib/libd2tp.so.1"
 ln -sf libd2tp.so.1 "$to/lib/libd2tp.so"
 install -m 644 "$from/libd2tp.a" "$to/lib/libd2tp.a"
-# What debuggers read is most of both files.
+# What debuggers read is most of both files, and what rustc keeps to optimise once more is most of the static one.
 if [ -z "$keep" ] && command -v strip > /dev/null; then
     strip --strip-unneeded "$to/lib/libd2tp.so.1"
-    strip --strip-debug "$to/lib/libd2tp.a"
+    strip --strip-debug --remove-section=.llvmbc --remove-section=.llvmcmd "$to/lib/libd2tp.a"
 fi
 install -m 644 "$here/include/d2tp.h" "$to/include/d2tp.h"
 install -m 644 "$here"/man/*.3 "$to/share/man/man3/"

@@ -4,7 +4,7 @@
 //!  cargo build ──▶ staging (man pages, completions, notices) ──▶ cargo-deb ──▶ *.deb ──┐
 //!       │                                                                               ├─▶ --try: a fresh Debian
 //!       ├────────▶ bindings: wheel, npm, Go module                                      │
-//!  cargo zigbuild, musl ──▶ static tarball ──▶ OCI image ────────────────────────────────┘
+//!  cargo and zig, musl ──▶ static tarball ──▶ OCI image ────────────────────────────────┘
 //! ```
 //!
 //! The results are in `target/packages`, with `SHA256SUMS`. Times in archives are those of the
@@ -26,6 +26,7 @@ mod staging;
 mod tarball;
 mod tools;
 mod trial;
+mod trial_browsers;
 mod trial_languages;
 mod trial_network;
 mod trial_packages;

@@ -17,6 +17,7 @@ mod mutants;
 mod night_context;
 mod night_report;
 mod races;
+mod thread_sanitizer;
 mod tool_parts;
 mod until_budget;
 
@@ -36,7 +37,7 @@ pub struct NightlyOptions {
     #[arg(long, default_value_t = 60)]
     minutes: u64,
     /// Run these parts alone (repeatable): seeds, kills, fuzz, miri, mutants, advisories, counts, model, sanitizers,
-    /// races, reproducible
+    /// races, threads, reproducible
     #[arg(long, value_name = "PART")]
     only: Vec<String>,
     /// Random scenarios to run at most
@@ -60,11 +61,12 @@ pub struct NightlyOptions {
 type PartRun = fn(&NightContext, Duration) -> Result<NightPart>;
 
 /// All parts, the shorter ones first. The shares are hundredths of the time.
-const PARTS: [(&str, u32, PartRun); 11] = [
+const PARTS: [(&str, u32, PartRun); 12] = [
     ("advisories", 2, tool_parts::advisories),
     ("model", 3, tool_parts::model),
     ("sanitizers", 3, c_sanitizers::run),
     ("races", 2, races::run),
+    ("threads", 2, thread_sanitizer::run),
     ("counts", 5, instruction_counts::run),
     ("miri", 8, tool_parts::miri),
     ("fuzz", 20, until_budget::fuzz),

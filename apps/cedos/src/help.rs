@@ -298,6 +298,13 @@ pub const EXAMPLES: &[(&str, [&str; 2])] = &[
         ["cedos prox status", "cedos prox status --json"],
     ),
     (
+        "prox feeds",
+        [
+            "cedos prox feeds phone --opml subscriptions.opml -o phone.opml",
+            "cedos prox feeds phone https://example.org/feed",
+        ],
+    ),
+    (
         "prox client",
         ["cedos prox client list", "cedos prox client remove laptop"],
     ),

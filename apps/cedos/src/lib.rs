@@ -19,6 +19,7 @@ mod vpn;
 use std::ffi::OsString;
 use std::future::Future;
 use std::io::ErrorKind;
+use std::pin::Pin;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -107,6 +108,7 @@ impl ProductVerb {
     /// Carries the verb out. Must be called before the program starts threads.
     #[must_use]
     pub fn run(self) -> ExitCode {
+        cedos_sandbox::keep_free_heap();
         // Settings that make no sense end the verbs that need them.
         if let Ok(settings) = UserSettings::load(None) {
             settings.use_http_proxy();
@@ -257,6 +259,14 @@ const PROX_HEAP_ARENAS_MAX: u8 = PROX_THREADS_MAX as u8;
 fn on_runtime(
     threads_max: usize,
     verb: impl Future<Output = anyhow::Result<ExitCode>>,
+) -> anyhow::Result<ExitCode> {
+    run_boxed(threads_max, Box::pin(verb))
+}
+
+/// Boxed, since each kind of runtime would otherwise contain a copy of each verb.
+fn run_boxed(
+    threads_max: usize,
+    verb: Pin<Box<dyn Future<Output = anyhow::Result<ExitCode>> + '_>>,
 ) -> anyhow::Result<ExitCode> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let mut builder = if threads_max.min(cores) == 1 {

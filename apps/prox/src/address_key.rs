@@ -10,21 +10,31 @@ const ADDRESS_MARK: &[u8; 16] = b"an address only\0";
 
 /// The key that stands for an address.
 pub(crate) fn key_of(address: IpAddr) -> HostKey {
+    key_with_mark(address, ADDRESS_MARK)
+}
+
+/// The address that a key stands for, if any.
+pub(crate) fn address_of(key: &HostKey) -> Option<IpAddr> {
+    address_half(key, ADDRESS_MARK)
+}
+
+/// A key of an address and what it stands for.
+pub(crate) fn key_with_mark(address: IpAddr, mark: &[u8; 16]) -> HostKey {
     let words = match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped(),
         IpAddr::V6(v6) => v6,
     };
     let mut key = [0; 32];
     key[..16].copy_from_slice(&words.octets());
-    key[16..].copy_from_slice(ADDRESS_MARK);
+    key[16..].copy_from_slice(mark);
     key
 }
 
-/// The address that a key stands for, if any.
-pub(crate) fn address_of(key: &HostKey) -> Option<IpAddr> {
-    let (address, mark) = key.split_at(16);
+/// The address in a key with this mark; none if it has another.
+pub(crate) fn address_half(key: &HostKey, mark: &[u8; 16]) -> Option<IpAddr> {
+    let (address, found) = key.split_at(16);
     let octets: [u8; 16] = address.try_into().ok()?;
-    (mark == ADDRESS_MARK).then(|| IpAddr::V6(Ipv6Addr::from(octets)).to_canonical())
+    (found == mark).then(|| IpAddr::V6(Ipv6Addr::from(octets)).to_canonical())
 }
 
 #[cfg(test)]

@@ -277,6 +277,15 @@ pub(crate) fn bare_head(
     bytes(copy.status, &headers)
 }
 
+/// The head of a response to a link that is not read from a copy.
+pub(crate) fn link_head(status: StatusCode, mut fields: HeaderMap, length: Option<u64>) -> Vec<u8> {
+    if let Some(length) = length {
+        fields.insert(header::CONTENT_LENGTH, length.into());
+    }
+    mark(&mut fields, Version::HTTP_11);
+    bytes(status, &fields)
+}
+
 /// The head of a response to an upload.
 pub(crate) fn relayed_head(copy: &CopyHead, length: Option<u64>) -> Vec<u8> {
     let mut headers = copy.headers.clone();

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use d2tp_driver::HostKey;
-use http::header::{self, HeaderMap};
+use http::header::{self, HeaderMap, HeaderName};
 use http::{HeaderValue, Method, StatusCode};
 use tokio::time::Instant;
 use url::Url;
@@ -38,6 +38,16 @@ use crate::shared_cache::{
 /// How often a request waits for others before it asks the origin itself: for the first response of a URL, and for
 /// that of its own variant. A guess.
 const WAITS_MAX: u32 = 2;
+
+/// Fields of every answer to a link.
+const LINK_FIELDS: [(HeaderName, &str); 3] = [
+    (header::CACHE_CONTROL, "private, no-cache"),
+    (
+        header::CONTENT_SECURITY_POLICY,
+        "sandbox; default-src 'none'",
+    ),
+    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+];
 
 /// A copy, and how it answers one request.
 #[derive(Debug)]
@@ -106,6 +116,17 @@ impl OpenedCopy {
         }
     }
 
+    /// The copy as the answer to a link: only with fields about its bytes, because others would speak for the proxy's own
+    /// name, and with an entity tag that no other copy has, whatever the origin says of its bytes.
+    pub(crate) fn for_link(mut self) -> OpenedCopy {
+        let fields = self.newer_fields.as_ref();
+        let mut fields = link_fields(fields.unwrap_or(&self.copy.head.headers));
+        fields.insert(header::ETAG, self.copy.link_tag());
+        self.newer_fields = Some(fields);
+        self.redirected_to = None;
+        self
+    }
+
     /// The fields to be sent. A device gets a strong entity tag, with which it continues with this copy only; others
     /// keep that of the origin if there is one.
     pub(crate) fn fields(&self, is_device: bool) -> HeaderMap {
@@ -119,6 +140,26 @@ impl OpenedCopy {
         }
         fields
     }
+}
+
+/// What is passed on to an app of the origin's fields, and what browsers are told: not to run what they get.
+pub(crate) fn link_fields(origins: &HeaderMap) -> HeaderMap {
+    let mut fields = HeaderMap::new();
+    for name in [
+        header::CONTENT_TYPE,
+        header::CONTENT_ENCODING,
+        header::CONTENT_LANGUAGE,
+        header::DATE,
+        header::RETRY_AFTER,
+    ] {
+        for value in origins.get_all(&name) {
+            fields.append(name.clone(), value.clone());
+        }
+    }
+    for (name, value) in LINK_FIELDS {
+        fields.insert(name, HeaderValue::from_static(value));
+    }
+    fields
 }
 
 impl Prox {

@@ -30,6 +30,7 @@ use crate::client_limits::ClientLimits;
 use crate::client_records::{EnrolledClient, StoredClients, read_file, write_file};
 use crate::client_store_error::ClientStoreError;
 use crate::config::ProxConfig;
+use crate::link_keys::link_client_id;
 
 /// The name of the file in the state directory.
 const FILE_NAME: &str = "clients.json";
@@ -142,6 +143,8 @@ impl ClientStore {
         }
         let state = self.state.lock();
         let enrolled = state.stored.clients.keys();
+        // Clients of links do not connect by D2TP.
+        let enrolled = enrolled.filter(|key| link_client_id(key).is_none());
         let keys = self.named.iter().chain(enrolled).copied().map(PublicKey);
         Admission::Only(keys.collect())
     }
@@ -266,6 +269,16 @@ impl ClientStore {
         self.state.lock().removed.push(known.key);
         self.changes.send_modify(|n| *n += 1);
         Ok(known)
+    }
+
+    /// Waits until a client is known no more.
+    pub(crate) async fn until_removed(&self, client: &HostKey) {
+        let mut changes = self.changes.subscribe();
+        while self.is_known(client) {
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
     }
 
     /// Writes down when clients were last seen.

@@ -18,12 +18,16 @@ pub enum ClientStoreError {
     NameTaken(String),
     #[error("a client's name has 1 to 64 printable characters, and no space at either end")]
     BadName,
+    #[error("{0} is the name of a device, which needs no links; choose another one for the app")]
+    NotOfLinks(String),
     #[error("this client was named by --allow-client: start the proxy without that to remove it")]
     NamedAtStart,
     #[error(
         "this client was named by --allow-client, so it has the limits of all clients; invite it instead to give it its own"
     )]
     NoOwnLimits,
+    #[error("this proxy has as many clients as it can keep; remove some first")]
+    ClientsFull,
     #[error("no open invitation is called {0}; `cedos prox invite --list` shows those there are")]
     NoSuchInvitation(String),
     #[error("{0} open invitations are called {1}; name one by its number")]

@@ -10,6 +10,7 @@ use std::time::Duration;
 use d2tp_driver::HostKey;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
+use url::Url;
 
 /// 1 MiB in bytes.
 const MIB: u64 = 1 << 20;
@@ -33,6 +34,14 @@ pub struct ProxConfig {
     /// Networks whose hosts may use this proxy over TCP without a key, if it listens there. Empty:
     /// none.
     pub allow_addresses: Vec<IpNet>,
+
+    /// Where podcast apps reach this proxy for their links, such as `https://proxy.example`: an address of `--tcp-listen`,
+    /// or of a web server in front of it. None: no links.
+    pub feeds_url: Option<String>,
+    /// How long the copy of an episode answers the same link after its last use. Default 24 h. Longer lets an app go on
+    /// with the same bytes later; it costs quota.
+    #[serde(rename = "feeds_keep_s", with = "seconds")]
+    pub feeds_keep: Duration,
 
     /// Let requests reach private, loopback, unique-local, shared (CGNAT) and test networks.
     /// Link-local, metadata and multicast addresses stay refused; `allow_nets` opens those.
@@ -170,6 +179,8 @@ impl Default for ProxConfig {
             allow_clients: Vec::new(),
             allow_any_client: false,
             allow_addresses: Vec::new(),
+            feeds_url: None,
+            feeds_keep: 24 * HOUR,
             allow_private: false,
             allow_nets: Vec::new(),
             refused_ports: vec![25],
@@ -229,6 +240,26 @@ impl ProxConfig {
         self.allow_any_client || !self.allow_clients.is_empty() || !self.allow_addresses.is_empty()
     }
 
+    /// The address below which links for podcast apps lie; none without them.
+    ///
+    /// # Errors
+    /// The setting is no address of the web, or has parts that a link cannot have.
+    pub(crate) fn feeds_base(&self) -> Result<Option<Url>, FeedsUrlError> {
+        let Some(text) = &self.feeds_url else {
+            return Ok(None);
+        };
+        let url = Url::parse(text).ok();
+        let url = url.filter(|url| {
+            matches!(url.scheme(), "http" | "https")
+                && url.host().is_some()
+                && url.username().is_empty()
+                && url.password().is_none()
+                && url.query().is_none()
+                && url.fragment().is_none()
+        });
+        url.map(Some).ok_or_else(|| FeedsUrlError(text.clone()))
+    }
+
     /// Whether a host without a key may use this proxy.
     pub(crate) fn admits(&self, address: IpAddr) -> bool {
         self.allow_addresses
@@ -236,6 +267,13 @@ impl ProxConfig {
             .any(|net| net.contains(&address))
     }
 }
+
+/// The address for links makes no sense.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "feeds_url (--feeds-url) is where apps reach this proxy, such as https://proxy.example; {0} is not"
+)]
+pub struct FeedsUrlError(String);
 
 /// Settings that a running proxy cannot take: they shape what it has made already.
 const AT_RESTART: &[&str] = &[

@@ -35,6 +35,7 @@ use crate::client_use::ClientUse;
 use crate::drain_state::DrainOrder;
 use crate::invitation::Invitation;
 use crate::key_text::show_key;
+use crate::link_keys::link_client_id;
 use crate::prox::Prox;
 use crate::takeover::TakeoverOffer;
 
@@ -98,6 +99,13 @@ pub enum ControlRequest {
         /// The client's name, its key, or the beginning of the key.
         client: String,
     },
+    /// Makes links of a client to feeds, for podcast apps.
+    Feeds {
+        /// The client's name; one that only has links is made if there is none.
+        client: String,
+        /// The addresses of the feeds.
+        feeds: Vec<String>,
+    },
     /// Shows the address of the proxy and what it holds.
     Status,
     /// Reads the settings again.
@@ -125,6 +133,7 @@ impl ControlRequest {
             | ControlRequest::Client { .. }
             | ControlRequest::Rename { .. }
             | ControlRequest::Limit { .. }
+            | ControlRequest::Feeds { .. }
             | ControlRequest::Remove { .. } => true,
             ControlRequest::Status
             | ControlRequest::Reload
@@ -358,6 +367,25 @@ async fn carry_out(
                 json!({"name": was.name, "key": show_key(&was.key)}),
             ))
         }
+        ControlRequest::Feeds { client, feeds } => {
+            let linked = asked.link_feeds(&client, &feeds);
+            let (key, linked) = linked.map_err(|error| error.to_string())?;
+            let key = show_key(&key);
+            tracing::info!(
+                client = key,
+                name = client,
+                feeds = linked.len(),
+                "made links to feeds"
+            );
+            let linked = feeds.iter().zip(linked).map(|(feed, link)| match link {
+                Ok(link) => json!({"feed": feed, "link": link.as_str()}),
+                Err(why) => json!({"feed": feed, "refused": why}),
+            });
+            let linked: Vec<Value> = linked.collect();
+            Ok(ControlResult::Applied(
+                json!({"client": client, "key": key, "feeds": linked}),
+            ))
+        }
         ControlRequest::Status => Ok(ControlResult::Status),
         ControlRequest::Drain { to, within_s } => {
             let within = Duration::from_secs(within_s);
@@ -449,7 +477,10 @@ fn client_json(prox: &Prox, client: &EnrolledClient) -> Value {
         "key": show_key(&client.key),
         "enrolled_s": client.enrolled_s,
         "seen_s": client.seen_s.max(prox.seen_elsewhere_s(&client.key)),
-        "by": "invitation",
+        "by": match link_client_id(&client.key) {
+            None => "invitation",
+            Some(_) => "links",
+        },
         "own_limits": client.limits,
     });
     add_use(&mut shown, &prox.client_usage(&client.key));

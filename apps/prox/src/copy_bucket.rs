@@ -13,6 +13,10 @@
 //!
 //! Objects whose note is gone are removed: with their copy, or once they are a day old. The object `PREFIX/proxy-key`
 //! says whose the prefix is: proxies with other keys, and so with other notes, do not use it.
+//!
+//! Nodes that share a store of records share the bucket, too, and each has the files of what it serves now: a file goes
+//! when its node has the copy no more and the bucket has all of it. The same part of a copy has the same bytes, whichever
+//! node writes it: only a node that continues a copy with a strong validator writes parts that another may write too.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs::File;
@@ -22,7 +26,8 @@ use std::path::{Path as FilePath, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
+use d2tp_driver::PublicKey;
 use futures_util::TryStreamExt;
 use futures_util::future::join_all;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, S3ConditionalPut};
@@ -32,7 +37,7 @@ use object_store::{
     RetryConfig, UpdateVersion,
 };
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
 use crate::bucket_http::BucketConnector;
@@ -42,6 +47,10 @@ use crate::copy_store::CopyStore;
 pub(crate) const PART_BYTES: u64 = 8 << 20; // S3 has 5 MiB as the least for parts of its own.
 /// Parts that are sent at once, each of which is in memory.
 const PARTS_AT_ONCE: usize = 4;
+/// Parts that are read at once, each of which is in memory until it is in its file.
+const READS_AT_ONCE: usize = 8; // a guess: 64 MiB, while hundreds of flows wake
+/// How long a bucket may be silent in the middle of an answer that a flow waits for. A guess.
+const SILENT_FOR: Duration = Duration::from_secs(10);
 /// How long a request may take, its body included. A guess: a part at 1 Mb/s, and its answer.
 pub(crate) const REQUEST_WITHIN: Duration = Duration::from_secs(120);
 /// How long work is collected: a copy that is delivered by then never goes to the bucket. A guess.
@@ -53,6 +62,8 @@ pub(crate) const RETRY_WAIT: (Duration, Duration) =
 pub(crate) const CHECK_WITHIN: Duration = Duration::from_secs(5);
 /// The name of the object that says whose the prefix is.
 const OWNER_NAME: &str = "proxy-key";
+/// The most characters of another owner's name that a message has.
+const OWNER_CHARS_MAX: usize = 96;
 /// The most copies whose objects wait for removal; those of others go by their age.
 const REMOVALS_MAX: usize = 65_536;
 /// How old an object without a note must be before it is removed: its note may be on the way. A guess.
@@ -105,6 +116,15 @@ impl From<Error> for CheckFailure {
     }
 }
 
+/// The owner of a bucket's prefix, as the object there names it. A proxy with a journal of its own is another owner than nodes
+/// with a store: it would remove what they have there.
+pub(crate) fn bucket_owner(key: PublicKey, is_shared: bool) -> String {
+    match is_shared {
+        true => format!("{key} with --store"),
+        false => key.to_string(),
+    }
+}
+
 /// What the bucket waits for, for operators.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CopyBucketStatus {
@@ -121,6 +141,8 @@ pub(crate) struct CopyBucket {
     prefix: Path,
     work: Mutex<BucketWork>,
     news: Notify,
+    /// A permit for each part that is read at once.
+    reads: Semaphore,
 }
 
 #[derive(Debug, Default)]
@@ -139,12 +161,49 @@ struct BucketWork {
 /// A copy of this process that goes to the bucket.
 #[derive(Debug)]
 struct BucketCopy {
+    /// Which file of the copy has the bytes: 0 but where nodes take copies over from each other.
+    version: u64,
     have: u64,
     is_complete: bool,
+    /// Whether the process has the copy no more, so that its file goes once the bucket has all of it.
+    is_let_go: bool,
     /// Parts that are in the bucket.
     parts: u64,
     /// How often a part of it could not be sent.
     failures: u32,
+}
+
+/// A part of a copy that is to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct DuePart {
+    id: u64,
+    /// Which file of the copy has the bytes.
+    version: u64,
+    part: u64,
+    length: u64,
+}
+
+impl BucketWork {
+    /// The entry of a copy whose bytes are in the file with this version. Another version is another file: what the
+    /// bucket has stays.
+    fn copy(&mut self, id: u64, version: u64) -> &mut BucketCopy {
+        let earlier = &mut self.earlier;
+        let copy = self.copies.entry(id).or_insert_with(|| BucketCopy {
+            version,
+            have: 0,
+            is_complete: false,
+            is_let_go: false,
+            parts: earlier.remove(&id).unwrap_or(0),
+            failures: 0,
+        });
+        if copy.version != version {
+            copy.version = version;
+            copy.have = 0;
+            copy.is_complete = false;
+        }
+        copy.is_let_go = false;
+        copy
+    }
 }
 
 impl BucketCopy {
@@ -199,6 +258,7 @@ impl CopyBucket {
             prefix,
             work: Mutex::default(),
             news: Notify::new(),
+            reads: Semaphore::new(READS_AT_ONCE),
         })
     }
 
@@ -271,7 +331,10 @@ impl CopyBucket {
         match theirs == owner.as_bytes() {
             true => Ok(()),
             false => {
-                let theirs = String::from_utf8_lossy(&theirs).chars().take(64).collect();
+                let theirs = String::from_utf8_lossy(&theirs)
+                    .chars()
+                    .take(OWNER_CHARS_MAX)
+                    .collect();
                 Err(CheckFailure::Refused(CopyBucketError::Taken(theirs)))
             }
         }
@@ -285,21 +348,44 @@ impl CopyBucket {
         self.copy_prefix(id).join(format!("{part:08}"))
     }
 
-    /// The file of a copy has `have` bytes.
-    pub(crate) fn on_growth(&self, id: u64, have: u64, is_complete: bool) {
+    /// The file with this version of a copy has `have` bytes.
+    pub(crate) fn on_growth(&self, id: u64, version: u64, have: u64, is_complete: bool) {
         let mut work = self.work.lock();
-        let work = &mut *work;
-        let copy = work.copies.entry(id).or_insert_with(|| BucketCopy {
-            have: 0,
-            is_complete: false,
-            parts: work.earlier.remove(&id).unwrap_or(0),
-            failures: 0,
-        });
+        let copy = work.copy(id, version);
         copy.have = copy.have.max(have);
         copy.is_complete |= is_complete;
         if copy.next_part().is_some() {
             self.news.notify_one(); // It takes no lock.
         }
+    }
+
+    /// The first `parts` parts of a copy were read from the bucket into the file with this version.
+    pub(crate) fn on_parts_read(&self, id: u64, version: u64, parts: u64) {
+        let mut work = self.work.lock();
+        let copy = work.copy(id, version);
+        copy.parts = copy.parts.max(parts);
+    }
+
+    /// Whether the bucket has all of a copy that is complete here.
+    pub(crate) fn has_all(&self, id: u64) -> bool {
+        let work = self.work.lock();
+        let copy = work.copies.get(&id);
+        copy.is_some_and(|copy| copy.is_complete && copy.next_part().is_none())
+    }
+
+    /// This process has the copy no more, and other nodes may read it: its file at `path` goes once the bucket has all
+    /// that is complete of it.
+    pub(crate) fn on_let_go(&self, id: u64, path: &FilePath) {
+        let mut work = self.work.lock();
+        if let Some(copy) = work.copies.get_mut(&id)
+            && copy.is_complete
+            && copy.next_part().is_some()
+        {
+            copy.is_let_go = true;
+            return;
+        }
+        work.copies.remove(&id);
+        remove_file(path);
     }
 
     /// A copy is no longer wanted.
@@ -334,10 +420,10 @@ impl CopyBucket {
         let mut file = options.open(&staged)?;
         let mut have = 0;
         for part in 0.. {
-            let bytes = match self.read_part(id, part).await {
-                Ok(bytes) => bytes,
-                Err(Error::NotFound { .. }) => break,
-                Err(error) => return Err(io::Error::other(error)),
+            let _permit = self.until_may_read().await;
+            let read = self.read_awaited_part(id, part).await;
+            let Some(bytes) = read.map_err(io::Error::other)? else {
+                break;
             };
             have += bytes.len() as u64;
             let is_last = (bytes.len() as u64) < PART_BYTES;
@@ -359,9 +445,33 @@ impl CopyBucket {
         Ok(Some(have))
     }
 
-    async fn read_part(&self, id: u64, part: u64) -> object_store::Result<Bytes> {
+    /// Waits for a permit to read a part, which is held until the part is in its file.
+    pub(crate) async fn until_may_read(&self) -> SemaphorePermit<'_> {
+        self.reads.acquire().await.expect("it is never closed")
+    }
+
+    /// The bytes of a part that a flow or a start waits for; none if the bucket has no such part. A bucket that falls
+    /// silent fails sooner than where nobody waits.
+    ///
+    /// # Errors
+    /// The bucket does not answer, or with an error.
+    pub(crate) async fn read_awaited_part(
+        &self,
+        id: u64,
+        part: u64,
+    ) -> object_store::Result<Option<Bytes>> {
         let path = self.part_path(id, part);
-        in_time(async { self.store.get(&path).await?.bytes().await }).await
+        let found = match within(SILENT_FOR, self.store.get(&path)).await {
+            Ok(found) => found,
+            Err(Error::NotFound { .. }) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let mut bytes = BytesMut::new();
+        let mut pieces = found.into_stream();
+        while let Some(piece) = within(SILENT_FOR, pieces.try_next()).await? {
+            bytes.extend_from_slice(&piece);
+        }
+        Ok(Some(bytes.freeze()))
     }
 
     /// Sends what waits, and removes what is no longer wanted, as long as `copy_store` exists.
@@ -374,7 +484,14 @@ impl CopyBucket {
                 return;
             };
             tokio::time::sleep(COLLECT).await;
-            let mut done = self.find_earlier_parts().await;
+            let mut done = match known.shared() {
+                None => self.find_earlier_parts().await,
+                // Those of all nodes are there: what a copy has is found when the copy is read or written.
+                Some(_) => {
+                    self.work.lock().is_listed = true;
+                    Ok(())
+                }
+            };
             if done.is_ok() {
                 done = self.send_all(&known, sweep_at).await;
             }
@@ -427,9 +544,9 @@ impl CopyBucket {
             if parts.is_empty() && removals.is_empty() {
                 break;
             }
-            let sent = parts.into_iter().map(|(id, part, length)| async move {
-                let path = copy_store.path(id);
-                (id, self.send_part(id, path, part, length).await)
+            let sent = parts.into_iter().map(|due| async move {
+                let path = copy_store.path_of_version(due.id, due.version);
+                (due.id, self.send_part(&due, path).await)
             });
             let removed = removals.into_iter().map(|id| async move {
                 let removed = self.remove_objects(id).await;
@@ -466,17 +583,23 @@ impl CopyBucket {
     /// The copies to upload and to remove next: none that have just `failed`, and last those that failed most often.
     /// While the objects of a copy are being removed, no part of it is sent: one that arrives after they were listed would
     /// stay.
-    fn next_round(&self, failed: &HashSet<u64>) -> (Vec<(u64, u64, u64)>, Vec<u64>) {
+    fn next_round(&self, failed: &HashSet<u64>) -> (Vec<DuePart>, Vec<u64>) {
         let work = self.work.lock();
         let is_out = |id| failed.contains(id) || work.removals.contains(id);
         let waiting = work.copies.iter().filter(|(id, _)| !is_out(*id));
         let mut parts: Vec<_> = waiting
             .filter_map(|(id, copy)| {
                 let (part, length) = copy.next_part()?;
-                Some((copy.failures, (*id, part, length)))
+                let due = DuePart {
+                    id: *id,
+                    version: copy.version,
+                    part,
+                    length,
+                };
+                Some((copy.failures, due))
             })
             .collect();
-        parts.sort_unstable();
+        parts.sort_unstable_by_key(|(failures, due)| (*failures, due.id));
         parts.truncate(PARTS_AT_ONCE);
         let removals = work.removals.iter().filter(|id| !failed.contains(id));
         (
@@ -485,16 +608,17 @@ impl CopyBucket {
         )
     }
 
-    async fn send_part(
-        &self,
-        id: u64,
-        path: PathBuf,
-        part: u64,
-        length: u64,
-    ) -> object_store::Result<()> {
+    async fn send_part(&self, due: &DuePart, file: PathBuf) -> object_store::Result<()> {
+        let DuePart {
+            id,
+            version,
+            part,
+            length,
+        } = *due;
+        let from = file.clone();
         let read = move || {
             let mut bytes = vec![0; length as usize];
-            File::open(path)?.read_exact_at(&mut bytes, part * PART_BYTES)?;
+            File::open(from)?.read_exact_at(&mut bytes, part * PART_BYTES)?;
             Ok::<_, io::Error>(bytes)
         };
         let failed = |source: io::Error| Error::Generic {
@@ -505,7 +629,10 @@ impl CopyBucket {
             Ok(Ok(bytes)) => bytes,
             Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => {
                 // It was removed meanwhile.
-                self.work.lock().copies.remove(&id);
+                let mut work = self.work.lock();
+                if work.copies.get(&id).is_some_and(|c| c.version == version) {
+                    work.copies.remove(&id);
+                }
                 return Ok(());
             }
             Ok(Err(error)) => return Err(failed(error)),
@@ -529,6 +656,10 @@ impl CopyBucket {
             Some(copy) => {
                 copy.parts = copy.parts.max(part + 1);
                 copy.failures = 0;
+                if copy.is_let_go && copy.next_part().is_none() {
+                    work.copies.remove(&id);
+                    remove_file(&file);
+                }
             }
             // It was removed meanwhile.
             None => drop(work.removals.insert(id)),
@@ -598,11 +729,11 @@ impl CopyBucket {
     }
 
     /// Removes the objects of copies without a note that are old enough.
-    async fn sweep(&self, copy_store: &CopyStore) -> object_store::Result<()> {
+    async fn sweep(&self, copy_store: &Arc<CopyStore>) -> object_store::Result<()> {
         for (id, objects) in self.objects().await? {
             let age = objects.newest.and_then(|at| at.elapsed().ok());
             let is_old = age.is_some_and(|age| age > ORPHAN_AGE);
-            if is_old && !copy_store.has_note(id) {
+            if is_old && !copy_store.has_note_soon(id).await {
                 self.remove_objects(id).await?;
             }
         }
@@ -610,11 +741,27 @@ impl CopyBucket {
     }
 }
 
+/// Removes a file that nobody reads any more, if it is there.
+fn remove_file(path: &FilePath) {
+    if let Err(error) = std::fs::remove_file(path)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!(%error, "cannot remove the file of a copy");
+    }
+}
+
 /// Fails if a request takes too long: a server may stop in the middle of a body.
 async fn in_time<T>(
     request: impl Future<Output = object_store::Result<T>>,
 ) -> object_store::Result<T> {
-    match tokio::time::timeout(REQUEST_WITHIN, request).await {
+    within(REQUEST_WITHIN, request).await
+}
+
+async fn within<T>(
+    time: Duration,
+    request: impl Future<Output = object_store::Result<T>>,
+) -> object_store::Result<T> {
+    match tokio::time::timeout(time, request).await {
         Ok(done) => done,
         Err(late) => Err(Error::Generic {
             store: "bucket of copies",
@@ -655,6 +802,7 @@ mod tests {
                     prefix: Path::from("a"),
                     work: Mutex::default(),
                     news: Notify::new(),
+                    reads: Semaphore::new(READS_AT_ONCE),
                 },
             }
         }
@@ -663,7 +811,7 @@ mod tests {
         fn copy(&self, id: u64) {
             let mut file = self.copy_store.create(id).unwrap();
             file.write_all(b"abc").unwrap();
-            self.bucket.on_growth(id, 3, true);
+            self.bucket.on_growth(id, 0, 3, true);
         }
 
         /// A copy of an earlier process, which nobody wants any more.
@@ -686,7 +834,7 @@ mod tests {
         // A folder is opened, and cannot be read.
         for id in 1..=2 * PARTS_AT_ONCE as u64 {
             std::fs::create_dir(bench.copy_store.path(id)).unwrap();
-            bench.bucket.on_growth(id, 3, true);
+            bench.bucket.on_growth(id, 0, 3, true);
         }
         bench.copy(100);
         bench.unwanted(200).await;
@@ -706,7 +854,7 @@ mod tests {
         let later = Instant::now() + SWEEP_EVERY;
         bench.bucket.find_earlier_parts().await.unwrap();
         std::fs::create_dir(bench.copy_store.path(1)).unwrap();
-        bench.bucket.on_growth(1, 3, true);
+        bench.bucket.on_growth(1, 0, 3, true);
         assert!(
             bench
                 .bucket
@@ -758,7 +906,7 @@ mod tests {
     #[tokio::test]
     async fn a_copy_that_is_gone_is_not_sent_and_no_failure() {
         let bench = Bench::new();
-        bench.bucket.on_growth(1, 3, true);
+        bench.bucket.on_growth(1, 0, 3, true);
         let now = Instant::now();
         bench.bucket.send_all(&bench.copy_store, now).await.unwrap();
         assert_eq!(bench.bucket.status(), CopyBucketStatus::default());

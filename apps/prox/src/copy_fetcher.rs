@@ -11,6 +11,8 @@
 //!                                 └─▶ other bytes ──▶ fail(OriginChanged)
 //! ```
 //!
+//! What a node takes over from another one comes from the bucket first, if the bucket has the bytes of copies.
+//!
 //! The fetch is independent of the device: it continues while the device is away and ends when the
 //! copy is complete or fails, or when nothing refers to the copy any more.
 
@@ -23,6 +25,9 @@ use http::{Method, StatusCode};
 use tokio::time::Instant;
 use url::Url;
 
+use crate::copy_bucket::{CopyBucket, PART_BYTES};
+use crate::copy_store::CopyStore;
+use crate::link_keys::link_client_id;
 use crate::origin::{OriginBody, OriginConnector, OriginMemory, OriginResponse, without_query};
 use crate::pinned_copy::{PinnedCopy, strong_tag};
 use crate::quota_ledger::{QuotaExceeded, SHARED};
@@ -36,6 +41,14 @@ const RETRY_WAIT_MAX: Duration = Duration::from_secs(60);
 /// New bytes after which the wait is short again. With less, an origin that breaks off after every byte
 /// would be asked without pause.
 const PROGRESS_BYTES: u64 = 64 * 1024;
+
+/// How long a bucket may lack the end of a copy whose record says that it is complete: the node that fetched the copy may
+/// be sending it.
+const BUCKET_LAG: Duration = Duration::from_secs(3); // a guess: half a second and a part
+/// How soon such a bucket is asked again.
+const LACKING_AGAIN: Duration = Duration::from_millis(250);
+/// The first and the longest wait for a bucket or a store that fails while a flow waits.
+const AWAITED_AGAIN: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 
 /// Handles of a copy that a flow has which reads it: its own, and that of its source.
 const HANDLES_OF_READER: usize = 2;
@@ -66,6 +79,24 @@ pub(crate) struct CopyFetcher {
     pub(crate) patience: Duration,
 }
 
+/// Where the bytes come from that a copy lacks.
+pub(crate) enum CopyFetchSource {
+    /// The origin's answer.
+    Origin(OriginBody),
+    /// A request for the rest, which is made at once: an earlier process began the copy.
+    Rest,
+    /// The bucket, and a request for what it lacks.
+    Bucket(BucketParts),
+}
+
+/// The parts of a copy in the bucket that nodes share.
+pub(crate) struct BucketParts {
+    pub(crate) copy_store: Arc<CopyStore>,
+    pub(crate) bucket: Arc<CopyBucket>,
+    /// Whether the record of the copy says that it is complete.
+    pub(crate) is_whole: bool,
+}
+
 /// How an origin's body ended.
 enum BodyEnd {
     Whole,
@@ -84,11 +115,11 @@ enum FetchContinuation {
 
 impl CopyFetcher {
     /// Fetches until the copy is complete or has failed.
-    pub(crate) async fn run(mut self, body: Option<OriginBody>) {
-        match self.fetch(body).await {
+    pub(crate) async fn run(mut self, source: CopyFetchSource) {
+        match self.fetch(source).await {
             Ok(()) => self.spool.finish(),
             Err(cause) => {
-                let url = without_query(&self.url);
+                let url = self.shown_url();
                 let have = self.spool.extent().have;
                 tracing::warn!(url, have, cause = cause.as_str(), "the fetch failed");
                 self.spool.fail(cause);
@@ -99,7 +130,23 @@ impl CopyFetcher {
         }
     }
 
-    async fn fetch(&mut self, mut body: Option<OriginBody>) -> Result<(), ResetCause> {
+    /// The URL as logs show it: of what links of podcast apps lead to, the host alone.
+    fn shown_url(&self) -> String {
+        match link_client_id(&self.client) {
+            None => without_query(&self.url),
+            Some(_) => self.url.host_str().unwrap_or_default().to_owned(),
+        }
+    }
+
+    async fn fetch(&mut self, source: CopyFetchSource) -> Result<(), ResetCause> {
+        let mut body = match source {
+            CopyFetchSource::Origin(body) => Some(body),
+            CopyFetchSource::Rest => None,
+            CopyFetchSource::Bucket(parts) => {
+                self.read_bucket(&parts).await?;
+                None
+            }
+        };
         let mut skip = 0;
         let mut wait = self.retry_wait;
         loop {
@@ -117,7 +164,7 @@ impl CopyFetcher {
                 BodyEnd::Whole => return Ok(()),
                 BodyEnd::Interrupted(why) => {
                     let have = self.spool.extent().have;
-                    let url = without_query(&self.url);
+                    let url = self.shown_url();
                     tracing::info!(url, have, why, "the server closed the connection early");
                     if have - before >= PROGRESS_BYTES {
                         wait = self.retry_wait;
@@ -148,6 +195,76 @@ impl CopyFetcher {
                         tracing::debug!(why, "the server cannot continue yet");
                     }
                     FetchContinuation::RetryLater(_) => return Err(ResetCause::OriginTimeout),
+                }
+            }
+        }
+    }
+
+    /// Reads what the bucket has of the copy. If that is not all, the copy is this node's own afterwards, so that the
+    /// origin may be asked for the rest.
+    async fn read_bucket(&mut self, parts: &BucketParts) -> Result<(), ResetCause> {
+        let mut lacking_until = None;
+        let mut wait = AWAITED_AGAIN.0;
+        loop {
+            let have = self.spool.extent().have;
+            if self.total == Some(have) {
+                return Ok(());
+            }
+            let part = have / PART_BYTES;
+            let permit = parts.bucket.until_may_read().await;
+            match parts.bucket.read_awaited_part(self.id, part).await {
+                Ok(Some(bytes)) => {
+                    wait = AWAITED_AGAIN.0;
+                    lacking_until = None;
+                    parts.bucket.report::<object_store::Error>(&Ok(()));
+                    let after = have + bytes.len() as u64;
+                    let is_beyond = self.total.is_some_and(|total| after > total);
+                    if is_beyond || bytes.len() as u64 > PART_BYTES {
+                        tracing::error!(id = self.id, "the bucket has other bytes for a copy");
+                        return Err(ResetCause::StoreFailed);
+                    }
+                    let is_last = (bytes.len() as u64) < PART_BYTES;
+                    let version = parts.copy_store.version(self.id);
+                    parts.bucket.on_parts_read(self.id, version, part + 1);
+                    self.store(bytes).await?;
+                    if is_last && self.total.is_none() {
+                        self.total = Some(after); // Only the last part of a complete copy is shorter.
+                    }
+                    if is_last && self.total != Some(after) {
+                        tracing::error!(id = self.id, "the bucket has a part that is too short");
+                        return Err(ResetCause::StoreFailed);
+                    }
+                }
+                Ok(None) => {
+                    let now = Instant::now();
+                    let until = *lacking_until.get_or_insert(now + BUCKET_LAG);
+                    if !parts.is_whole || now >= until {
+                        break;
+                    }
+                    drop(permit);
+                    tokio::time::sleep(LACKING_AGAIN).await;
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "a copy is needed, and the bucket that has it fails; its flow waits");
+                    parts.bucket.report(&Err(error));
+                    drop(permit);
+                    tokio::time::sleep(wait).await;
+                    wait = (wait * 2).min(AWAITED_AGAIN.1);
+                }
+            }
+        }
+        let have = self.spool.extent().have;
+        tracing::info!(id = self.id, have, "the bucket has no more of this copy");
+        loop {
+            match parts.copy_store.claim_copy(self.id).await {
+                Ok(true) => return Ok(()),
+                Ok(false) => {
+                    tracing::info!(id = self.id, "another node fetches this copy on");
+                    return Err(ResetCause::StoreFailed);
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "a copy is taken over, which waits for the store");
+                    tokio::time::sleep(AWAITED_AGAIN.1).await;
                 }
             }
         }

@@ -132,6 +132,8 @@ pub(crate) enum CopyNote {
     Cached = b'e' as isize,
     /// An upload and what its origin may have received: an `UploadRecord`.
     Upload = b'u' as isize,
+    /// Where nodes share a store: who retains a copy or an upload for a device that may return.
+    Retention = b'o' as isize,
 }
 
 /// Every kind of note that names a copy or an upload.
@@ -225,6 +227,44 @@ impl CopyStore {
         self.versions.lock().entry(id).or_default().version = version;
     }
 
+    /// Sets which file a shared copy has here, and what its record says.
+    pub(crate) fn set_found_version(&self, id: u64, version: u64, found: StoredProgress) {
+        let recorded = Some(found).filter(|found| *found != StoredProgress::default());
+        let found = CopyVersion { version, recorded };
+        self.versions.lock().insert(id, found);
+    }
+
+    /// Which file a copy has here: 0 but where nodes take copies over from each other.
+    pub(crate) fn version(&self, id: u64) -> u64 {
+        self.versions.lock().get(&id).map_or(0, |v| v.version)
+    }
+
+    /// The bucket that has the bytes of copies, where nodes share it.
+    pub(crate) fn node_bucket(&self) -> Option<&Arc<CopyBucket>> {
+        self.shared.as_ref().and(self.bucket())
+    }
+
+    /// Makes a copy this node's own before its origin is asked for more. Returns whether it is: another node may have
+    /// taken the copy over since it was found.
+    pub(crate) async fn claim_copy(&self, id: u64) -> Result<bool, JournalError> {
+        let Some(shared) = &self.shared else {
+            return Ok(true);
+        };
+        let known = self.versions.lock().get(&id).copied().unwrap_or_default();
+        let recorded = known.recorded.unwrap_or_default();
+        if recorded.version == known.version {
+            return Ok(true);
+        }
+        let claimed = StoredProgress {
+            synced: 0,
+            whole: false,
+            boot: d2tp_driver::boot(),
+            version: known.version,
+        };
+        self.replace_progress(shared, id, known.recorded, claimed)
+            .await
+    }
+
     /// Replaces the progress of a shared copy if nobody else did. Returns whether it did.
     pub(crate) async fn replace_progress(
         &self,
@@ -294,21 +334,34 @@ impl CopyStore {
         let Some(entry) = shared.read_note(&name(CopyNote::Copy, id)).await? else {
             return Ok(None);
         };
-        let progress = shared.read_note(&name(CopyNote::Progress, id)).await?;
-        let progress = progress.and_then(|json| serde_json::from_slice(&json).ok());
+        let progress = self.shared_progress(shared, id).await?;
         let entry = serde_json::from_slice(&entry).ok();
-        Ok(entry.map(|entry| (entry, progress.unwrap_or_default())))
+        Ok(entry.map(|entry| (entry, progress)))
     }
 
     /// Removes a shared copy that nobody needs. Blocks.
     pub(crate) fn remove_shared(&self, id: u64) {
-        let version = self.record(id).map_or(0, |(_, progress)| progress.version);
+        let version = self.progress(id).version;
         for version in [0, version] {
             let _ = std::fs::remove_file(self.path_of_version(id, version));
         }
         self.versions.lock().remove(&id);
+        if let Some(bucket) = self.bucket() {
+            bucket.on_removal(id);
+        }
         self.note(name(CopyNote::Copy, id), None, None);
         self.note(name(CopyNote::Progress, id), None, None);
+    }
+
+    /// The progress of a shared copy or upload.
+    pub(crate) async fn shared_progress(
+        &self,
+        shared: &Arc<dyn SharedRecords>,
+        id: u64,
+    ) -> Result<StoredProgress, JournalError> {
+        let progress = shared.read_note(&name(CopyNote::Progress, id)).await?;
+        let progress = progress.and_then(|json| serde_json::from_slice(&json).ok());
+        Ok(progress.unwrap_or_default())
     }
 
     /// Creates the file of a copy, which only its owner can read: bodies may be private.
@@ -316,6 +369,14 @@ impl CopyStore {
         let mut options = File::options();
         options.read(true).write(true).create_new(true).mode(0o600);
         options.open(self.path(id))
+    }
+
+    /// Makes the empty file with this version of a copy.
+    pub(crate) fn create_version(&self, id: u64, version: u64) -> io::Result<()> {
+        let mut options = File::options();
+        options.read(true).write(true).create_new(true).mode(0o600);
+        let path = self.path_of_version(id, version);
+        options.open(path).map(drop)
     }
 
     pub(crate) fn reopen(&self, id: u64) -> io::Result<File> {
@@ -492,10 +553,34 @@ impl CopyStore {
 
     /// Whether there is a copy or an upload with this id, or the journal cannot tell.
     pub(crate) fn has_note(&self, id: u64) -> bool {
-        let kinds = [CopyNote::Copy, CopyNote::Upload];
-        kinds
+        let kinds = [CopyNote::Copy, CopyNote::Upload, CopyNote::Retention];
+        let known_kinds = match self.shared {
+            Some(_) => &kinds[..],
+            None => &kinds[..2],
+        };
+        known_kinds
             .iter()
             .any(|kind| !matches!(self.journal.note(&name(*kind, id)), Ok(None)))
+    }
+
+    /// Whether there is a copy or an upload with this id, or the store cannot tell. Does not block the task.
+    pub(crate) async fn has_note_soon(self: &Arc<Self>, id: u64) -> bool {
+        let copy_store = self.clone();
+        let looking = tokio::task::spawn_blocking(move || copy_store.has_note(id));
+        looking.await.unwrap_or(true)
+    }
+
+    /// The files of copies here, with their versions.
+    pub(crate) fn files(&self) -> Vec<(u64, u64)> {
+        let entries = std::fs::read_dir(&self.copies).into_iter().flatten();
+        let names = entries.flatten().map(|entry| entry.file_name());
+        let read = |text: &str| u64::from_str_radix(text, 16).ok();
+        let files = names.filter_map(|name| {
+            let name = name.to_str()?;
+            let (id, version) = name.split_once('-').unwrap_or((name, "0"));
+            Some((read(id)?, read(version)?))
+        });
+        files.collect()
     }
 
     /// The copies and uploads that have a note and no file here.

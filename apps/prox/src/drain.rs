@@ -92,8 +92,11 @@ impl Prox {
     fn are_whole(&self, memos: &[Bytes]) -> bool {
         let mut memos = memos.iter().map(|memo| FlowMemo::decode(memo));
         memos.all(|memo| match memo {
+            Some(FlowMemo {
+                tunnel: Some(_), ..
+            }) => false,
             Some(FlowMemo { copy: None, .. }) => true,
-            Some(FlowMemo { copy: Some(id), .. }) => self.shared_copies.is_whole(id),
+            Some(FlowMemo { copy: Some(id), .. }) => self.is_whole_for_others(id),
             None => false,
         })
     }

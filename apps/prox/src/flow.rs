@@ -5,6 +5,7 @@
 //!                              ├─ RELAY, LISTEN ▶ relay.rs
 //!                              ├─ MAILBOX ──▶ mailbox.rs
 //!                              ├─ CONNECT-IP ▶ packet_tunnel.rs
+//!                              ├─ /feeds/… ─▶ link_flow.rs, of apps without a key
 //!                              ├─ ENROL ────▶ enrolment.rs, also of devices that are not admitted
 //!                              ├─ PUT, POST ─▶ upload.rs ─▶ ask the origin ─▶ ─┐
 //!                              └─ GET, HEAD ─▶ copy or origin ─▶ part ─▶ flow_answer.rs ─▶ watch
@@ -15,32 +16,30 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use cedos_http::ByteRanges;
-use d2tp_driver::{DatagramSender, FlowIo, MemoryCharge, ResetCause};
-use tokio_util::task::task_tracker::TaskTrackerToken;
+use d2tp_driver::{FlowIo, MemoryCharge, ResetCause};
 
 use crate::address_key::address_of;
 use crate::answer::{self, AnswerSource};
 use crate::cached_fetch::{FetchedAnswer, OpenedCopy};
 use crate::charged_tcp::ChargedTcp;
+use crate::copy_answer::{PreparedPart, is_device, prepare_copy, supply_reports};
 use crate::counters::{CacheResult, TrafficKind};
 use crate::enrolment;
-use crate::flow_answer::{AnswerPart, MemoState, ResetGuard, refuse, send};
+use crate::flow_answer::{AnswerPart, MemoState, refuse, send};
 use crate::flow_hibernation::{self, retain_copy};
 use crate::flow_report::{FlowLogRecord, ProxFlowOutcome, ProxFlowReport, ServedFrom};
 use crate::flow_watch::FlowWatch;
+use crate::link_flow;
+use crate::link_keys::guest_address_of;
 use crate::mailbox;
 use crate::metered_flow::MeteredFlow;
 use crate::origin::without_query;
 use crate::packet_tunnel;
-use crate::pinned_copy::PinnedCopy;
 use crate::prox::Prox;
-use crate::range::RangeAnswer;
 use crate::refusal::ProxRefusal;
 use crate::relay;
 use crate::request::{FetchRequest, ProxRequest, parse};
 use crate::request_head::{RequestHeadError, read_head};
-use crate::spooled_body::SpoolStatus;
 use crate::tunnel;
 use crate::upload;
 
@@ -92,7 +91,7 @@ fn task_bytes<F, T>(_: fn(F, Arc<Prox>) -> T) -> usize {
 }
 
 async fn conduct<F: FlowIo>(
-    flow: &mut F,
+    flow: &mut MeteredFlow<F>,
     prox: &Arc<Prox>,
     record: &mut FlowLogRecord,
 ) -> ProxFlowOutcome {
@@ -101,6 +100,13 @@ async fn conduct<F: FlowIo>(
         return flow_hibernation::serve_resumed(flow, prox, record, memo).await;
     }
     let mut watch = FlowWatch::new(prox, &record.traffic);
+    if guest_address_of(&flow.peer()).is_some() {
+        let mut memory = prox.memory_account(flow.peer()).charge();
+        return match boxed(&mut memory, link_flow::serve(flow, prox, record)) {
+            Some(serving) => serving.await,
+            None => ProxFlowOutcome::Broken("no memory for a link".to_owned()),
+        };
+    }
     if !prox.is_client(&flow.peer()) && prox.clients.can_enrol() {
         return enrolment::serve_unadmitted(flow, prox, &mut watch, record).await;
     }
@@ -174,17 +180,6 @@ impl PreparedAnswer {
             of_copy: None,
         }
     }
-}
-
-/// The part of a copy that an answer consists of.
-struct PreparedPart {
-    copy: Arc<PinnedCopy>,
-    /// The end of the part; none is the end of the copy.
-    end: Option<u64>,
-    reports_to: Option<DatagramSender>,
-    /// Held until the copy is recorded.
-    unrecorded: Option<TaskTrackerToken>,
-    guard: ResetGuard,
 }
 
 /// Reads the request and serves it, up to the answer to a GET or HEAD, which is left to be sent. All else is
@@ -305,7 +300,10 @@ async fn prepare_fetch<F: FlowIo>(
     }
     let known = match (&request.range, &request.if_range) {
         (Some(_), Some(if_range)) if !request.head_only => {
-            prox.retained.find(client, request, if_range)
+            match prox.retained.find(client, request, if_range) {
+                None => prox.find_retained(client, request, if_range).await,
+                known => known,
+            }
         }
         _ => None,
     };
@@ -368,83 +366,5 @@ async fn prepare_fetch<F: FlowIo>(
             retain_copy(flow, prox, &outcome, opened.copy);
             Err(outcome)
         }
-    }
-}
-
-/// Prepares an answer from a copy, which may still grow.
-async fn prepare_copy<F: FlowIo>(
-    flow: &mut F,
-    prox: &Arc<Prox>,
-    watch: &mut FlowWatch,
-    record: &mut FlowLogRecord,
-    request: &FetchRequest,
-    opened: &OpenedCopy,
-) -> Result<(AnswerSource, PreparedPart), ProxFlowOutcome> {
-    let copy = &opened.copy;
-    let ranges = ranges_of(request, copy);
-    let (part, total) = loop {
-        let extent = copy.body.extent();
-        let part = ranges.as_ref().map_or(RangeAnswer::Whole, |ranges| {
-            RangeAnswer::to(ranges, extent.have, extent.total)
-        });
-        match (part, extent.status) {
-            (RangeAnswer::WaitForMoreThan(_), SpoolStatus::Failed(cause)) => {
-                let refusal = ProxRefusal::BodyLost(cause.to_string());
-                return Err(refuse(flow, prox, watch, record, &refusal, false).await);
-            }
-            (RangeAnswer::WaitForMoreThan(bytes), _) => {
-                tokio::select! {
-                    _ = copy.body.wait_beyond(bytes) => {}
-                    gone = watch.gone(flow, prox) => return Err(gone.outcome()),
-                }
-            }
-            (part, _) => break (part, extent.total),
-        }
-    };
-    let (start, end) = match part {
-        RangeAnswer::Bytes { start, end, .. } => (start, Some(end)),
-        RangeAnswer::Unsatisfiable { .. } => (0, Some(0)),
-        RangeAnswer::Whole | RangeAnswer::WaitForMoreThan(_) => (0, None),
-    };
-    record.status = Some(match part {
-        RangeAnswer::Bytes { .. } => 206,
-        RangeAnswer::Unsatisfiable { .. } => 416,
-        _ => copy.head.status.as_u16(),
-    });
-    let guard = ResetGuard::of(copy);
-    let is_device = is_device(flow);
-    let stream_port = prox.stream_port.get().filter(|_| is_device).copied();
-    let head = answer::copy_head(opened, part, total, is_device, stream_port);
-    let part = PreparedPart {
-        copy: copy.clone(),
-        end,
-        reports_to: supply_reports(flow, request.reports_supply),
-        unrecorded: None,
-        guard,
-    };
-    let token = part.guard.token();
-    let source = AnswerSource::of_copy(head, copy.clone(), start, end, token);
-    Ok((source, part))
-}
-
-/// Whether the client speaks D2TP.
-fn is_device<F: FlowIo>(flow: &F) -> bool {
-    address_of(&flow.peer()).is_none()
-}
-
-/// Where reports on the server's supply go, if the device asked for them.
-fn supply_reports<F: FlowIo>(flow: &F, asked: bool) -> Option<DatagramSender> {
-    flow.datagram_sender().filter(|_| asked)
-}
-
-/// The ranges that the request asks for, if it has some that apply to this copy.
-fn ranges_of(request: &FetchRequest, copy: &PinnedCopy) -> Option<ByteRanges> {
-    if copy.head.status != http::StatusCode::OK {
-        return None;
-    }
-    let ranges = ByteRanges::parse(request.range.as_ref()?.to_str().ok()?)?;
-    match &request.if_range {
-        Some(if_range) if !copy.head.matches_if_range(if_range) => None,
-        _ => Some(ranges),
     }
 }

@@ -68,7 +68,7 @@ pub(crate) async fn send<F: FlowIo>(
     } else {
         flow.send_source(source.clone() as Arc<dyn SendSource>);
     }
-    let memo = FlowMemo {
+    let memo = (keeping == MemoState::New).then(|| FlowMemo {
         copy: copy.map(|(copy, _)| copy.id),
         head: source.head().iter().map(|b| char::from(*b)).collect(),
         start: source.start(),
@@ -77,7 +77,8 @@ pub(crate) async fn send<F: FlowIo>(
         pinned: record.served == ServedFrom::PinnedCopy,
         asked: record.asked.clone(),
         reports_supply: reports_to.is_some(),
-    };
+        tunnel: None,
+    });
     // Only what the copy store knows can be promised.
     let stored = async {
         match (copy, &prox.copy_store, slept) {
@@ -104,7 +105,7 @@ pub(crate) async fn send<F: FlowIo>(
             never = &mut reporting => match never {},
             is_stored = &mut stored, if !is_settled => {
                 is_settled = true;
-                if is_stored {
+                if let (true, Some(memo)) = (is_stored, &memo) {
                     flow.allow_hibernation(memo.encode());
                 }
                 unrecorded = None;

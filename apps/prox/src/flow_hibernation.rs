@@ -8,13 +8,15 @@ use d2tp_driver::{FlowIo, HostKey, JournalError, Server};
 
 use crate::answer::AnswerSource;
 use crate::flow_answer::{AnswerPart, MemoState, ResetGuard, send};
-use crate::flow_memo::FlowMemo;
+use crate::flow_memo::{FlowMemo, SleepingTunnel};
 use crate::flow_report::{FlowLogRecord, ProxFlowOutcome};
 use crate::flow_watch::FlowWatch;
+use crate::packet_tunnel;
 use crate::pinned_copy::PinnedCopy;
 use crate::prox::Prox;
 use crate::quota_ledger::StorageTier;
 use crate::spooled_body::SpoolStatus;
+use crate::tunnel;
 use d2tp_driver::ResetCause;
 
 impl Prox {
@@ -79,6 +81,15 @@ impl Prox {
             return; // The store counts who needs the copy.
         }
         drop(self.ledger.readmit_hibernated(client));
+        match FlowMemo::decode(memo).and_then(|memo| memo.tunnel) {
+            Some(SleepingTunnel::Connection(number)) => self.sleeping_tunnels.remove(number),
+            Some(SleepingTunnel::Packets(number)) => {
+                if let Some(network) = self.packet_network.get() {
+                    network.forget_sleeping(number);
+                }
+            }
+            None => {}
+        }
         let Some(id) = FlowMemo::decode(memo).and_then(|memo| memo.copy) else {
             return;
         };
@@ -151,6 +162,19 @@ pub(crate) async fn serve_resumed<F: FlowIo>(
     record.asked.clone_from(&memo.asked);
     record.status = Some(memo.status);
     record.served = memo.served();
+    if let Some(tunnel) = memo.tunnel {
+        let reports_to = flow.datagram_sender().filter(|_| memo.reports_supply);
+        let outcome = match tunnel {
+            SleepingTunnel::Connection(number) => {
+                tunnel::resume(flow, prox, record, number, reports_to).await
+            }
+            SleepingTunnel::Packets(number) => {
+                packet_tunnel::resume(flow, prox, record, number).await
+            }
+        };
+        prox.settle_permit(permit, &outcome);
+        return outcome;
+    }
     let Some(head) = memo.head_bytes() else {
         return lost;
     };
@@ -171,7 +195,19 @@ pub(crate) async fn serve_resumed<F: FlowIo>(
         return outcome;
     };
     let copy = match prox.shared_records() {
-        Some(_) => prox.rouse_shared(id).await,
+        // It goes on if the flow does not wait for it: what was begun is ended, or let go.
+        Some(_) => {
+            let (prox_there, id) = (prox.clone(), id);
+            let rousing = tokio::spawn(async move { prox_there.rouse_shared(id).await });
+            tokio::select! {
+                copy = rousing => copy.ok().flatten(),
+                gone = watch.gone(flow, prox) => {
+                    let outcome = gone.outcome();
+                    prox.settle_permit(permit, &outcome);
+                    return outcome;
+                }
+            }
+        }
         None => prox.rouse(id),
     };
     let Some(copy) = copy else {
@@ -224,6 +260,9 @@ pub(crate) fn retain_copy<F: FlowIo>(
         let grace = flow
             .deadline_left()
             .map_or(prox.config().keep, |left| left.min(prox.config().keep));
+        if !grace.is_zero() {
+            prox.tell_retained(client, &copy, grace);
+        }
         prox.retained
             .retain(client, copy, grace, prox.config().client_kept_max);
     } else {

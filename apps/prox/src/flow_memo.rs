@@ -22,6 +22,18 @@ pub(crate) struct FlowMemo {
     /// Whether the device asked how the server supplies it.
     #[serde(default)]
     pub(crate) reports_supply: bool,
+    /// The tunnel that the flow is, by a number of the process that has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) tunnel: Option<SleepingTunnel>,
+}
+
+/// A tunnel that sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum SleepingTunnel {
+    /// A connection to a server.
+    Connection(u64),
+    /// Packets of a client.
+    Packets(u64),
 }
 
 /// The copy that a flow's memo names, if it names one: what a shared store counts.
@@ -30,6 +42,21 @@ pub fn copy_of_memo(memo: &[u8]) -> Option<u64> {
 }
 
 impl FlowMemo {
+    /// The memo of a tunnel.
+    pub(crate) fn of_tunnel(tunnel: SleepingTunnel, asked: &str, reports_supply: bool) -> FlowMemo {
+        FlowMemo {
+            copy: None,
+            head: String::new(),
+            start: 0,
+            end: None,
+            status: 200,
+            pinned: false,
+            asked: asked.to_owned(),
+            reports_supply,
+            tunnel: Some(tunnel),
+        }
+    }
+
     pub(crate) fn encode(&self) -> Bytes {
         serde_json::to_vec(self).expect("text and numbers").into()
     }
@@ -71,6 +98,7 @@ mod tests {
             pinned: true,
             asked: "GET http://h/".into(),
             reports_supply: true,
+            tunnel: None,
         };
         let bytes = memo.encode();
         assert_eq!(FlowMemo::decode(&bytes), Some(memo.clone()));

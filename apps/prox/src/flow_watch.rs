@@ -40,7 +40,8 @@ pub(crate) enum FlowGone {
     MonthUsedUp,
 }
 
-fn is_asleep(error: &io::Error) -> bool {
+/// Whether the error says that the flow hibernated.
+pub(crate) fn is_asleep(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|e| e.is::<FlowHibernated>())
 }
 

@@ -194,6 +194,15 @@ impl InnerAddresses {
         Ok(self.nets.pair(number))
     }
 
+    /// For tests: gives a client other addresses than it has.
+    #[cfg(test)]
+    pub(crate) fn renumber(&self, client: HostKey) {
+        let mut numbers = self.numbers.lock();
+        let free = (FIRST..self.nets.end()).find(|number| !numbers.contains_key(number));
+        numbers.retain(|_, key| *key != client);
+        numbers.insert(free.expect("there is room"), client);
+    }
+
     fn save(&self, numbers: &BTreeMap<u32, HostKey>) -> io::Result<()> {
         let Some(path) = &self.path else {
             return Ok(());

@@ -171,13 +171,8 @@ mod tests {
         assert_eq!(secret.expires_s(), 1_900_000_000);
         let invitation = Invitation {
             proxy: ServerAddress {
-                host: "2001:db8::1".into(),
-                port: 4433,
-                key: PublicKey([7; 32]),
                 stream: Some(8443),
-                nodes: Default::default(),
-                requires_hybrid: false,
-                round_trip: None,
+                ..ServerAddress::new("2001:db8::1", 4433, PublicKey([7; 32]))
             },
             secret,
         };

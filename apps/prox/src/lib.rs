@@ -17,6 +17,8 @@
 //! Who may use it is in `client_store.rs`; `enrolment.rs` admits devices that were invited, and the operator
 //! changes it over the socket of `control.rs`.
 //!
+//! Podcast apps get links (`cedos prox feeds`), which `link_flow.rs` serves.
+//!
 //! Clients without D2TP come through a [`TcpFlowListener`] of TCP and MPTCP, if there is one.
 //!
 //! # The order of the files
@@ -26,15 +28,16 @@
 //! ```text
 //!  programs    serve · listener · http2_conn · control · metrics · acme  flows come in, and the operator's requests
 //!  flows       flow                                        one flow, from its first byte to its end
+//!              link_flow · copy_answer                   links of podcast apps
 //!              enrolment · shared_clients · client_use · relay · tunnel · packet_tunnel · upload · flow_hibernation · flow_answer · flow_watch · metered_flow
 //!              restore · upload_sender                    what an earlier process left
-//!  state       cached_fetch · prox                         what all flows share:
+//!  state       cached_fetch · linked_feeds · prox                         what all flows share:
 //!              shared_cache · retained_copies · hibernated_copies · upload_table · copy_fetcher
 //!              pinned_copy · spooled_body · quota_ledger · copy_store · copy_bucket · upload_delivery · stored_upload
-//!              client_store · client_directory · shared_usage
+//!              client_store · client_directory · shared_usage · link_state
 //!              access_log · packet_network · tunnel_dns · tunnel_rules · tunnel_helper
 //!  origins     origin · origin_pool · dial · egress · tls · bucket_http
-//!  facts       request · request_head · answer · flow_report · flow_memo · range · refusal · config
+//!  facts       request · request_head · link_request · link_keys · feed_links · answer · flow_report · flow_memo · range · refusal · config
 //!              stream_flow · http2_flow · tcp_flow · address_key · key_text · invitation · private_file
 //!              packet_filter · inner_addresses · client_traffic · traffic_table · client_records · client_store_error · client_limits · usage_note · token_bucket · counters
 //! ```
@@ -58,6 +61,7 @@ mod client_traffic;
 mod client_use;
 mod config;
 mod control;
+mod copy_answer;
 mod copy_bucket;
 mod copy_fetcher;
 mod copy_store;
@@ -67,6 +71,7 @@ mod drain;
 mod drain_state;
 mod egress;
 mod enrolment;
+mod feed_links;
 mod flow;
 mod flow_answer;
 mod flow_hibernation;
@@ -80,6 +85,11 @@ mod http2_flow;
 mod inner_addresses;
 mod invitation;
 mod key_text;
+mod link_flow;
+mod link_keys;
+mod link_request;
+mod link_state;
+mod linked_feeds;
 mod listener;
 mod mailbox;
 mod mailbox_table;
@@ -104,13 +114,18 @@ mod request;
 mod request_head;
 mod restore;
 mod retained_copies;
+mod retention_note;
 mod serve;
 mod service_announcement;
+#[cfg(test)]
+mod session_pair;
 mod shared_cache;
 mod shared_clients;
 mod shared_copies;
 mod shared_copy_work;
+mod shared_uploads;
 mod shared_usage;
+mod sleeping_tunnels;
 mod spooled_body;
 mod stored_upload;
 mod stream_flow;
@@ -123,6 +138,7 @@ mod traffic_table;
 mod tunnel;
 mod tunnel_dns;
 mod tunnel_helper;
+mod tunnel_rest;
 mod tunnel_rules;
 mod upload;
 mod upload_delivery;
@@ -138,7 +154,7 @@ pub use client_store::ClientStore;
 pub use client_store_error::ClientStoreError;
 pub use client_traffic::MonthBytes;
 pub use client_use::ClientUse;
-pub use config::{ProxConfig, ReloadReport};
+pub use config::{FeedsUrlError, ProxConfig, ReloadReport};
 pub use control::{ControlClient, ControlError, ControlRequest, ControlServer};
 pub use copy_bucket::{CopyBucketError, CopyBucketStatus};
 pub use d2tp_driver::ResetCause;
@@ -151,6 +167,7 @@ pub use flow_memo::copy_of_memo;
 pub use flow_report::{ProxFlowOutcome, ProxFlowReport, ServedFrom};
 pub use invitation::{Invitation, InvitationError, InvitationSecret};
 pub use key_text::{ParseKeyError, parse_key, show_key};
+pub use linked_feeds::{LinkedFeed, LinksError};
 pub use listener::TcpFlowListener;
 pub use metrics::METRICS_TYPE;
 pub use packet_network::PacketNetworkError;

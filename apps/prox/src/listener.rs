@@ -7,7 +7,8 @@
 //!
 //! With MPTCP the connection outlives the loss of a network, and needs only the client's kernel.
 //! These clients have no keys, so networks are admitted instead, none by default. Connections from
-//! other networks are reset before a byte is read. For the ledger and the retained copies an
+//! other networks are reset before a byte is read, unless links of podcast apps are served: those say themselves whose
+//! they are (`link_flow.rs`), and other requests from there are reset. For the ledger and the retained copies an
 //! address is a client, under a key that represents it.
 
 use std::net::{IpAddr, SocketAddr};
@@ -26,9 +27,10 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::address_key::key_of;
 use crate::flow::task_bytes_of;
 use crate::http2_conn::{Http2Flows, serve_http2};
+use crate::link_keys::guest_key_of;
 use crate::prox::Prox;
 use crate::serve::FlowListener;
-use crate::stream_flow::StreamFlow;
+use crate::stream_flow::{ConnectionBeginning, StreamFlow};
 use crate::tcp_flow::TcpFlow;
 
 /// How long to wait when the system is out of descriptors: some connections may end meanwhile.
@@ -45,7 +47,9 @@ const QUEUED_STREAMS_MAX: usize = 256; // a guess
 struct BegunConnection {
     flow: StreamFlow,
     from: IpAddr,
-    is_http2: bool,
+    beginning: ConnectionBeginning,
+    /// Whether the address may use the proxy.
+    is_admitted: bool,
 }
 
 /// A TCP port that accepts flows.
@@ -104,14 +108,22 @@ impl TcpFlowListener {
     /// Lets a connection in, and waits for its first bytes meanwhile.
     fn begin(&self, stream: TcpStream, from: IpAddr) {
         let prox = &self.shared.prox;
-        if !prox.config().admits(from) {
+        let is_admitted = prox.config().admits(from);
+        let guest = match is_admitted {
+            true => None,
+            false => prox.links().and_then(|_| prox.link_state.guest()),
+        };
+        if !is_admitted && guest.is_none() {
             tracing::debug!(%from, "refused a client");
             let _ = multipath::reset(stream.as_fd());
             return;
         }
         let _ = stream.set_nodelay(true);
         let number = 1 + self.shared.last_number.fetch_add(1, Ordering::Relaxed);
-        let key = key_of(from);
+        let key = match is_admitted {
+            true => key_of(from),
+            false => guest_key_of(from),
+        };
         let account = prox.memory_account(key);
         let sockets = prox.socket_account(key);
         let task_bytes = task_bytes_of::<TcpFlow>();
@@ -122,28 +134,46 @@ impl TcpFlowListener {
         tracing::debug!(%from, flow = number, "let in");
         let closing = self.shared.closing.clone();
         self.beginning.push(Box::pin(async move {
-            let is_http2 = tokio::select! {
+            let beginning = tokio::select! {
                 biased;
-                is_http2 = flow.begins_http2() => is_http2,
-                () = tokio::time::sleep(FIRST_BYTES_WITHIN) => false,
-                () = closing.cancelled() => false,
+                beginning = flow.beginning() => beginning,
+                () = tokio::time::sleep(FIRST_BYTES_WITHIN) => ConnectionBeginning::ProxyRequest,
+                () = closing.cancelled() => ConnectionBeginning::ProxyRequest,
             };
+            drop(guest);
             BegunConnection {
                 flow,
                 from,
-                is_http2,
+                beginning,
+                is_admitted,
             }
         }));
     }
 
-    /// The flow that a connection is; none if its streams are.
+    /// The flow that a connection is; none if its streams are, or if it may not be one.
     fn flow_of(&self, begun: BegunConnection) -> Option<TcpFlow> {
-        if !begun.is_http2 {
-            return Some(TcpFlow::Connection(begun.flow));
+        let BegunConnection {
+            mut flow,
+            from,
+            beginning,
+            is_admitted,
+        } = begun;
+        match beginning {
+            ConnectionBeginning::Path if self.shared.prox.links().is_some() => {
+                flow.set_peer(guest_key_of(from));
+                Some(TcpFlow::Connection(flow))
+            }
+            _ if !is_admitted => {
+                tracing::debug!(%from, "refused a client that asks for no link");
+                None
+            }
+            ConnectionBeginning::Http2 => {
+                tracing::debug!(%from, "speaks HTTP/2");
+                tokio::spawn(serve_http2(flow, from, self.shared.clone()));
+                None
+            }
+            _ => Some(TcpFlow::Connection(flow)),
         }
-        tracing::debug!(from = %begun.from, "speaks HTTP/2");
-        tokio::spawn(serve_http2(begun.flow, begun.from, self.shared.clone()));
-        None
     }
 }
 

@@ -203,6 +203,10 @@ impl SharedRecords for MemoryNotes {
         &self.node
     }
 
+    fn process(&self) -> &str {
+        &self.node
+    }
+
     fn state(&self) -> &'static str {
         "ok"
     }

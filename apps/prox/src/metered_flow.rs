@@ -10,7 +10,9 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use d2tp_driver::{Connection, DatagramSender, DeviceRelays, FlowIo, HostKey, SendSource};
+use d2tp_driver::{
+    Connection, DatagramSender, DeviceRelays, FlowIo, HibernationSwitch, HostKey, SendSource,
+};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::client_traffic::FlowTraffic;
@@ -19,12 +21,23 @@ use crate::counters::TrafficDirection;
 /// A flow whose bytes count against its client's limits.
 pub(crate) struct MeteredFlow<F> {
     flow: F,
+    client: HostKey,
     traffic: Arc<FlowTraffic>,
 }
 
 impl<F: FlowIo> MeteredFlow<F> {
     pub(crate) fn new(flow: F, traffic: Arc<FlowTraffic>) -> MeteredFlow<F> {
-        MeteredFlow { flow, traffic }
+        MeteredFlow {
+            client: flow.peer(),
+            flow,
+            traffic,
+        }
+    }
+
+    /// From now on the flow is this client's, whose link it asks for.
+    pub(crate) fn belongs_to(&mut self, client: HostKey, traffic: Arc<FlowTraffic>) {
+        self.client = client;
+        self.traffic = traffic;
     }
 }
 
@@ -86,7 +99,7 @@ impl<F: FlowIo> FlowIo for MeteredFlow<F> {
     }
 
     fn peer(&self) -> HostKey {
-        self.flow.peer()
+        self.client
     }
 
     fn deadline_left(&self) -> Option<Duration> {
@@ -103,6 +116,10 @@ impl<F: FlowIo> FlowIo for MeteredFlow<F> {
 
     fn allow_hibernation(&mut self, memo: Bytes) {
         self.flow.allow_hibernation(memo);
+    }
+
+    fn hibernation_switch(&self) -> HibernationSwitch {
+        self.flow.hibernation_switch()
     }
 
     fn memo(&self) -> Option<Bytes> {

@@ -10,11 +10,11 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use d2tp_driver::{Connection, HostKey, MemoryCharge};
+use d2tp_driver::{Connection, DatagramSource, HostKey, MemoryCharge};
 use d2tp_tunnel::{
     AnswersOnly, INNER_MTU_MAX, INNER_MTU_MIN, InnerMtu, InnerPacket, MeteredFilter, PacketSource,
     SystemCommandError, TunBatch, TunDevice, TunError, TunWriter, packet_too_big,
@@ -65,6 +65,8 @@ pub(crate) struct PacketAttachment {
     /// What may leave over metered links, where the client restricts that.
     pub(crate) answers: Option<Arc<AnswersOnly>>,
     inner_mtu: Mutex<InnerMtu>,
+    /// Whether the session sleeps: packets are held as in an outage.
+    is_asleep: AtomicBool,
     /// How many packets the source had dropped when that was last counted.
     dropped: AtomicU64,
     /// How many packets had been dropped because the client pays for answers only, when that was last counted.
@@ -77,6 +79,8 @@ pub(crate) struct PacketNetwork {
     counters: Arc<ProxCounters>,
     traffic: Arc<TrafficTable>,
     attached: RwLock<HashMap<IpAddr, Arc<PacketAttachment>>>,
+    /// Tunnels whose sessions sleep, by the numbers in their memos. They stay attached.
+    sleeping: Mutex<HashMap<u64, Arc<PacketAttachment>>>,
     /// The helper process that changes the system's network, where this process may not.
     helper: Option<TunnelHelper>,
     /// The device; none before another process has released it.
@@ -113,6 +117,7 @@ impl PacketNetwork {
             counters,
             traffic,
             attached: RwLock::default(),
+            sleeping: Mutex::default(),
             helper,
             device: Mutex::default(),
             opening: Mutex::default(),
@@ -178,6 +183,7 @@ impl PacketNetwork {
     /// Ends the network, and removes the device and its rules.
     pub(crate) fn close(&self) {
         *self.opening.lock() = None;
+        self.sleeping.lock().clear();
         self.attached
             .write()
             .drain()
@@ -223,6 +229,7 @@ impl PacketNetwork {
             source: source.clone(),
             answers,
             inner_mtu: Mutex::new(InnerMtu::new(INNER_MTU_MIN)),
+            is_asleep: AtomicBool::new(false),
             dropped: AtomicU64::new(0),
             unasked: AtomicU64::new(0),
         });
@@ -235,6 +242,63 @@ impl PacketNetwork {
             }
         }
         Ok(attachment)
+    }
+
+    /// Keeps a tunnel whose session sleeps: its address, and what it holds of connections. Senders are held as in an
+    /// outage.
+    pub(crate) fn put_to_sleep(&self, number: u64, attachment: &Arc<PacketAttachment>) {
+        attachment.source.on_outage();
+        attachment.is_asleep.store(true, Ordering::Relaxed);
+        self.sleeping.lock().insert(number, attachment.clone());
+    }
+
+    /// Goes on with a client's tunnel that slept, in its session. None if it is another process's, a newer tunnel of the
+    /// client has taken its place, or the client has other addresses now; the tunnel is over then.
+    pub(crate) fn wake(
+        &self,
+        number: u64,
+        client: HostKey,
+        connection: Connection,
+    ) -> Option<Arc<PacketAttachment>> {
+        let before = self.sleeping.lock().remove(&number)?;
+        let has_addresses = || {
+            self.addresses
+                .of(client)
+                .is_ok_and(|now| now == before.addresses)
+        };
+        if before.replaced.is_cancelled() || !has_addresses() {
+            self.detach(&before);
+            return None;
+        }
+        let source = before.source.clone();
+        let counted = |count: &AtomicU64| AtomicU64::new(count.load(Ordering::Relaxed));
+        let attachment = Arc::new(PacketAttachment {
+            addresses: before.addresses,
+            connection,
+            traffic: before.traffic.clone(),
+            replaced: CancellationToken::new(),
+            source: source.clone(),
+            answers: before.answers.clone(),
+            inner_mtu: Mutex::new(InnerMtu::new(INNER_MTU_MIN)),
+            is_asleep: AtomicBool::new(false),
+            dropped: counted(&before.dropped),
+            unasked: counted(&before.unasked),
+        });
+        let mut attached = self.attached.write();
+        attachment.connection.set_datagram_source(source);
+        for address in attachment.addresses.all() {
+            attached.insert(address, attachment.clone());
+        }
+        drop(attached);
+        attachment.connection.datagrams_ready();
+        Some(attachment)
+    }
+
+    /// Ends a tunnel whose session will not wake any more.
+    pub(crate) fn forget_sleeping(&self, number: u64) {
+        if let Some(attachment) = self.sleeping.lock().remove(&number) {
+            self.detach(&attachment);
+        }
     }
 
     /// Carries no more packets of this tunnel.
@@ -310,7 +374,8 @@ impl PacketAttachment {
     /// Sends packets to the client as its session has room, and returns how many were too large. Their senders get
     /// `answers`.
     fn send(&self, packets: &[&[u8]], answers: &mut Vec<Bytes>) -> u64 {
-        if self.connection.datagram_max().is_none() {
+        let is_asleep = self.is_asleep.load(Ordering::Relaxed);
+        if self.connection.datagram_max().is_none() && !is_asleep {
             // The session is over.
             return 0;
         }
@@ -364,5 +429,57 @@ async fn deliver(network: std::sync::Weak<PacketNetwork>, tun: Arc<TunDevice>) {
         if !answers.is_empty() {
             let _ = tun.send(&mut writer, &answers);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use d2tp_driver::{EndpointConfig, MemoryPool};
+
+    use super::*;
+    use crate::client_limits::ClientLimitTable;
+    use crate::config::ProxConfig;
+    use crate::session_pair::SessionPair;
+
+    /// A network without a device.
+    fn network() -> PacketNetwork {
+        let nets = InnerNets::of(&["10.83.0.0/16".parse().unwrap()]).unwrap();
+        let limits = Arc::new(ClientLimitTable::new(&ProxConfig::default()));
+        let counters = Arc::<ProxCounters>::default();
+        let traffic = TrafficTable::open(None, limits, counters.clone()).unwrap();
+        PacketNetwork {
+            addresses: InnerAddresses::open(nets, None).unwrap(),
+            counters,
+            traffic: Arc::new(traffic),
+            attached: RwLock::default(),
+            sleeping: Mutex::default(),
+            helper: None,
+            device: Mutex::default(),
+            opening: Mutex::default(),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_sleeping_tunnel_whose_client_has_other_addresses_now_is_detached_when_it_is_refused()
+    {
+        let pair = SessionPair::start(EndpointConfig::default()).await;
+        let (client, network) = (pair.far.connection().peer().0, network());
+        let memory = || {
+            MemoryPool::default()
+                .account(pair.far.connection().peer())
+                .charge()
+        };
+        let attach = || network.attach(client, pair.far.connection(), memory(), false);
+        let attachment = attach().unwrap();
+        network.put_to_sleep(1, &attachment);
+        assert_eq!(network.attached.read().len(), 1);
+        // As if another client had its addresses now, and it had been given others.
+        network.addresses.renumber(client);
+        assert!(network.wake(1, client, pair.far.connection()).is_none());
+        assert!(network.attached.read().is_empty());
+        assert!(network.sleeping.lock().is_empty());
+        // The client opens another tunnel.
+        attach().unwrap();
+        assert_eq!(network.attached.read().len(), 1);
     }
 }

@@ -6,10 +6,14 @@
 //!
 //! After the method of RFC 9484, whose templates and addresses in capsules are not used: a client has the same addresses
 //! for good, and may reach what its flows may reach. Where only metered links are up, packets are capsules in the flow.
+//!
+//! While no path leads to the client, the flow may sleep with its session. Its address, and what is held of connections,
+//! stay in this process until the client is back.
 
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -20,16 +24,18 @@ use d2tp_tunnel::{
 use tokio::io::AsyncWriteExt;
 use tokio::time::{Instant, sleep};
 
-use crate::counters::TrafficDirection;
+use crate::counters::{TrafficDirection, TrafficKind};
 use crate::flow_answer::refuse;
+use crate::flow_memo::{FlowMemo, SleepingTunnel};
 use crate::flow_report::{FlowLogRecord, ProxFlowOutcome, ServedFrom};
-use crate::flow_watch::FlowWatch;
+use crate::flow_watch::{FlowWatch, is_asleep};
 use crate::inner_addresses::{InnerAddressPair, InnerNets};
 use crate::packet_filter::{PacketDropReason, check_packet_from_client};
 use crate::packet_network::{PacketAttachment, PacketNetwork, PacketNetworkError};
-use crate::prox::Prox;
+use crate::prox::{Prox, random_name};
 use crate::refusal::ProxRefusal;
 use crate::tunnel_helper::TunnelHelper;
+use crate::tunnel_rest::TunnelRest;
 
 /// How long an earlier tunnel in the same session may take to end.
 const REPLACED_WITHIN: Duration = Duration::from_secs(1); // a guess: it is woken at once
@@ -86,18 +92,74 @@ pub(crate) async fn serve<F: FlowIo>(
     record.served = ServedFrom::Relay;
     let head = head(&attachment.addresses, &network.nets());
     let written = flow.write_all(head.as_bytes()).await;
-    record.traffic.leave_to_packets();
-    let ended = |text: &str| ProxFlowOutcome::Broken(text.to_owned());
-    let outcome = match written {
-        Err(error) => ProxFlowOutcome::Broken(error.to_string()),
-        Ok(()) => tokio::select! {
-            outcome = carry(flow, &inbox, prox, &network, &attachment) => outcome,
-            () = attachment.replaced.cancelled() => ended("a newer tunnel of this client replaced it"),
-            () = prox.stop.cancelled() => ProxFlowOutcome::Reset(ResetCause::Stopping),
-        },
+    if let Err(error) = written {
+        network.detach(&attachment);
+        return ProxFlowOutcome::Broken(error.to_string());
+    }
+    carry_or_sleep(flow, prox, record, &network, &attachment, &inbox, false).await
+}
+
+/// Goes on with a tunnel whose flow slept.
+pub(crate) async fn resume<F: FlowIo>(
+    flow: &mut F,
+    prox: &Arc<Prox>,
+    record: &mut FlowLogRecord,
+    number: u64,
+) -> ProxFlowOutcome {
+    record.traffic.set_kind(TrafficKind::Packets);
+    let network = prox.packet_network.get().cloned();
+    let woken = network.zip(flow.session()).and_then(|(network, session)| {
+        let attachment = network.wake(number, flow.peer(), session)?;
+        Some((network, attachment))
+    });
+    // The client opens another one.
+    let ended = ProxFlowOutcome::Reset(ResetCause::TunnelReset);
+    let Some((network, attachment)) = woken else {
+        return ended;
     };
-    network.detach(&attachment);
-    outcome
+    let Some(inbox) = inbox(&attachment).await else {
+        network.detach(&attachment);
+        return ended;
+    };
+    record.status = Some(200);
+    record.served = ServedFrom::Relay;
+    carry_or_sleep(flow, prox, record, &network, &attachment, &inbox, true).await
+}
+
+/// Carries packets until the tunnel ends, or its session sleeps. `is_woken`: it slept before.
+async fn carry_or_sleep<F: FlowIo>(
+    flow: &mut F,
+    prox: &Arc<Prox>,
+    record: &FlowLogRecord,
+    network: &Arc<PacketNetwork>,
+    attachment: &Arc<PacketAttachment>,
+    inbox: &ContextInbox,
+    is_woken: bool,
+) -> ProxFlowOutcome {
+    record.traffic.leave_to_packets();
+    let number = random_name();
+    let memo = FlowMemo::of_tunnel(SleepingTunnel::Packets(number), &record.asked, false);
+    let rest = TunnelRest::new(flow, prox, &memo, is_woken);
+    let mut reader = CapsuleReader::default();
+    let ended = |text: &str| ProxFlowOutcome::Broken(text.to_owned());
+    let outcome = tokio::select! {
+        outcome = carry(flow, inbox, prox, network, attachment, &mut reader) => outcome,
+        () = attachment.replaced.cancelled() => ended("a newer tunnel of this client replaced it"),
+        () = prox.stop.cancelled() => ProxFlowOutcome::Reset(ResetCause::Stopping),
+        never = rest.while_idle(|| true, std::future::pending) => match never {},
+    };
+    let finished = std::future::poll_fn(|cx| Poll::Ready(flow.poll_finished(cx))).await;
+    let is_asleep = matches!(finished, Poll::Ready(Err(error)) if is_asleep(&error));
+    // What has begun of a capsule is not in the flow's record.
+    if is_asleep && reader.is_empty() {
+        network.put_to_sleep(number, attachment);
+        return ProxFlowOutcome::Hibernated;
+    }
+    network.detach(attachment);
+    match is_asleep {
+        true => ProxFlowOutcome::Hibernated,
+        false => outcome,
+    }
 }
 
 fn attach<F: FlowIo>(
@@ -147,6 +209,7 @@ async fn carry<F: FlowIo>(
     prox: &Prox,
     network: &PacketNetwork,
     attachment: &PacketAttachment,
+    reader: &mut CapsuleReader,
 ) -> ProxFlowOutcome {
     let id = flow.id();
     let (mut reading, mut writing) = tokio::io::split(flow);
@@ -165,7 +228,7 @@ async fn carry<F: FlowIo>(
         ProxFlowOutcome::Broken("the session, or the network device, ended".to_owned())
     };
     let capsules = async {
-        let (mut reader, mut writer) = (CapsuleReader::default(), TunWriter::default());
+        let mut writer = TunWriter::default();
         loop {
             let packet = match reader.next(&mut reading).await {
                 Ok(packet) => packet,

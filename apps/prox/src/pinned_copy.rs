@@ -64,6 +64,12 @@ pub(crate) struct PinnedCopy {
 }
 
 impl PinnedCopy {
+    /// The entity tag under which apps know this copy and no other.
+    pub(crate) fn link_tag(&self) -> HeaderValue {
+        let tag = format!("\"d2prox-{:016x}\"", self.id);
+        HeaderValue::from_str(&tag).expect("hex digits are a header value")
+    }
+
     /// A flow that read the copy has ended. The caller holds this handle and no other.
     pub(crate) fn on_reader_gone(self: &Arc<PinnedCopy>) {
         self.body.sweep(Arc::strong_count(self));

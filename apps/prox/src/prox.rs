@@ -18,9 +18,9 @@ use crate::access_log::{AccessDetail, AccessLog};
 use crate::address_key::address_of;
 use crate::client_limits::ClientLimitTable;
 use crate::client_store::ClientStore;
-use crate::config::{ProxConfig, ReloadReport};
-use crate::copy_bucket::{CHECK_WITHIN, CopyBucket, CopyBucketError};
-use crate::copy_fetcher::CopyFetcher;
+use crate::config::{FeedsUrlError, ProxConfig, ReloadReport};
+use crate::copy_bucket::{CHECK_WITHIN, CopyBucket, CopyBucketError, bucket_owner};
+use crate::copy_fetcher::{CopyFetchSource, CopyFetcher};
 use crate::copy_store::CopyStore;
 use crate::counters::{ProxCounters, TrafficDirection};
 use crate::dial::{Resolve, SystemResolver};
@@ -29,6 +29,8 @@ use crate::flow_report::{FlowLogRecord, ProxFlowReport};
 use crate::hibernated_copies::HibernatedCopies;
 use crate::hibernation_count::HibernationCount;
 use crate::key_text::show_key;
+use crate::link_keys::guest_address_of;
+use crate::link_state::LinkState;
 use crate::mailbox_table::MailboxTable;
 use crate::origin::{OriginBody, OriginConnector, OriginMemory, OriginResponse};
 use crate::packet_network::PacketNetwork;
@@ -40,6 +42,7 @@ use crate::retained_copies::RetainedCopies;
 use crate::shared_cache::SharedCache;
 use crate::shared_copies::SharedCopies;
 use crate::shared_usage::SharedUsage;
+use crate::sleeping_tunnels::SleepingTunnels;
 use crate::spooled_body::{SpoolError, SpoolFile, SpoolStatus, SpooledBody};
 use crate::stored_upload::StoredUpload;
 use crate::tls::ProxTlsError;
@@ -78,6 +81,9 @@ pub enum ProxStartError {
         /// The error of the operating system.
         cause: std::io::Error,
     },
+    /// The address for links of podcast apps is none.
+    #[error(transparent)]
+    FeedsUrl(#[from] FeedsUrlError),
     /// The bucket of copies must not be used.
     #[error(transparent)]
     CopyBucket(#[from] CopyBucketError),
@@ -138,7 +144,10 @@ impl PreparedProx {
     /// The bucket must not be used.
     pub async fn check_copy_bucket(&self, key: PublicKey) -> Result<(), CopyBucketError> {
         match &self.bucket {
-            Some(bucket) => bucket.check(&key.to_string(), CHECK_WITHIN).await,
+            Some(bucket) => {
+                let owner = bucket_owner(key, self.config.store.is_some());
+                bucket.check(&owner, CHECK_WITHIN).await
+            }
             None => Ok(()),
         }
     }
@@ -180,10 +189,14 @@ pub struct Prox {
     pub(crate) session_memory: MemoryPool,
     /// The buffers of connections in the kernel.
     pub(crate) socket_memory: MemoryPool,
+    /// The servers' connections of tunnels whose sessions sleep.
+    pub(crate) sleeping_tunnels: SleepingTunnels,
     /// Clients that wait for another one to exchange some bytes with.
     pub(crate) mailboxes: Arc<MailboxTable>,
     /// Where packets of clients' tunnels come from and go to, if the proxy carries them.
     pub(crate) packet_network: OnceLock<Arc<PacketNetwork>>,
+    /// What links of podcast apps share.
+    pub(crate) link_state: LinkState,
     /// Cancelled when every flow is to end.
     pub(crate) stop: CancellationToken,
     /// One token for each GET or HEAD whose answer is not there yet.
@@ -222,6 +235,7 @@ impl Prox {
         if !config.is_for_anybody() && !is_kept {
             return Err(ProxStartError::NoClients);
         }
+        config.feeds_base()?;
         if let Err(cause) = tempfile::tempfile_in(&config.state_dir) {
             let path = config.state_dir.display().to_string();
             return Err(ProxStartError::StateDir { path, cause });
@@ -316,6 +330,10 @@ impl Prox {
         if let (Some(copy_store), Some(bucket)) = (&copy_store, bucket) {
             copy_store.use_bucket(bucket);
         }
+        let shared_copies = SharedCopies::default();
+        if let Some(copy_store) = copy_store.as_ref().filter(|s| s.node_bucket().is_some()) {
+            *shared_copies.left_files.lock() = copy_store.files();
+        }
         let hibernated = Arc::<HibernatedCopies>::default();
         if let Some(copy_store) = &copy_store {
             hibernated.follow_records(copy_store);
@@ -347,16 +365,18 @@ impl Prox {
                 restored_store,
             )),
             uploads: Arc::default(),
+            sleeping_tunnels: SleepingTunnels::default(),
             mailboxes: Arc::default(),
             hibernated,
             hibernations: HibernationCount::default(),
-            shared_copies: SharedCopies::default(),
+            shared_copies,
             drain: DrainState::default(),
             copy_store,
             awaited: Mutex::new(awaited),
             session_memory: MemoryPool::new(config.session_memory_bytes_max),
             socket_memory: MemoryPool::new(config.socket_memory_bytes_max()),
             packet_network: OnceLock::new(),
+            link_state: LinkState::default(),
             stop: CancellationToken::new(),
             unanswered: TaskTracker::new(),
             unrecorded: TaskTracker::new(),
@@ -403,6 +423,7 @@ impl Prox {
         let source =
             source.ok_or("this proxy runs without --config: there is nothing to read again")?;
         let (config, report) = self.config().changed_to(source()?);
+        config.feeds_base().map_err(|error| error.to_string())?;
         let resolver = self.upstream().resolver.clone();
         let upstream = OriginConnector::new(&config, resolver, self.counters.clone());
         let upstream = upstream.map_err(|error| error.to_string())?;
@@ -459,7 +480,8 @@ impl Prox {
         record: &FlowLogRecord,
         report: &ProxFlowReport,
     ) {
-        let name = || match address_of(client) {
+        let address = address_of(client).or_else(|| guest_address_of(client));
+        let name = || match address {
             Some(address) => address.to_string(),
             None => self
                 .clients
@@ -677,10 +699,10 @@ impl Prox {
             url: request.url.clone(),
             headers: request.headers.clone(),
         };
-        self.start_fetch(client, id, head, pin, asked, Some(body))
+        self.start_fetch(client, id, head, pin, asked, CopyFetchSource::Origin(body))
     }
 
-    /// A copy that is being fetched, or continued if there is no body yet.
+    /// A copy that is being fetched from this source.
     pub(crate) fn start_fetch(
         &self,
         client: HostKey,
@@ -688,7 +710,7 @@ impl Prox {
         head: CopyHead,
         pin: Arc<SpooledBody>,
         asked: CopyRequest,
-        body: Option<OriginBody>,
+        source: CopyFetchSource,
     ) -> Arc<PinnedCopy> {
         let copy = Arc::new_cyclic(|copy: &Weak<PinnedCopy>| {
             let filler = CopyFetcher {
@@ -715,7 +737,7 @@ impl Prox {
             let whole = pin.extent().status == SpoolStatus::Complete;
             let work = async move {
                 if !whole {
-                    filler.run(body).await;
+                    filler.run(source).await;
                 }
             };
             PinnedCopy {

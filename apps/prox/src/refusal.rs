@@ -75,7 +75,7 @@ pub enum ProxRefusal {
     ObjectTooLarge { bytes: u64, max: u64 },
     #[error("the upload has {bytes} bytes and this proxy holds at most {max}; use CONNECT")]
     UploadTooLarge { bytes: u64, max: u64 },
-    #[error("the proxy waits for the bucket that has this upload; try again later")]
+    #[error("the proxy waits for the store or the bucket that has this upload; try again later")]
     UploadAwaited,
     #[error("the proxy is stopping; try again in a moment")]
     Stopping,
@@ -103,6 +103,19 @@ pub enum ProxRefusal {
     NoMailbox,
     #[error("too many wait under a number; end one, or try again later")]
     MailboxesFull,
+
+    #[error(
+        "there is nothing here; the proxy's operator makes links for podcast apps (`cedos prox feeds`)"
+    )]
+    LinkUnknown,
+    #[error(
+        "this link was withdrawn; ask the proxy's operator for a new list (`cedos prox feeds`)"
+    )]
+    LinkWithdrawn,
+    #[error("{host} answered {status} instead of the feed")]
+    FeedMissing { host: String, status: u16 },
+    #[error("the feed of {host} cannot be read: {cause}")]
+    FeedUnreadable { host: String, cause: String },
 
     #[error("port {0} is not served by this proxy")]
     PortRefused(u16),
@@ -291,6 +304,12 @@ impl ProxRefusal {
             TunnelAddressesFull => (503, "connection_limit_reached"),
             NoMailbox => (404, "destination_not_found"),
             MailboxesFull => (503, "connection_limit_reached"),
+            LinkUnknown => (404, "destination_not_found"),
+            LinkWithdrawn => (403, "http_request_denied"),
+            FeedMissing {
+                status: 404 | 410, ..
+            } => (404, "destination_not_found"),
+            FeedMissing { .. } | FeedUnreadable { .. } => (502, "http_protocol_error"),
             PortRefused(_) => (403, "http_request_denied"),
             AddressRefused { .. } => (403, "destination_ip_prohibited"),
             NameNotFound { .. } => (502, "dns_error"),

@@ -359,7 +359,7 @@ fn enrolling(target: &str, headers: &HeaderMap) -> Result<EnrolRequest, ProxRefu
 }
 
 /// Converts parsed fields to a map. httparse has checked them; `http` checks again.
-fn header_map(fields: &[httparse::Header<'_>]) -> Result<HeaderMap, ProxRefusal> {
+pub(crate) fn header_map(fields: &[httparse::Header<'_>]) -> Result<HeaderMap, ProxRefusal> {
     let mut map = HeaderMap::with_capacity(fields.len());
     for field in fields {
         let name = HeaderName::from_bytes(field.name.as_bytes()).map_err(|_| {
@@ -375,7 +375,7 @@ fn header_map(fields: &[httparse::Header<'_>]) -> Result<HeaderMap, ProxRefusal>
 
 /// The declared length of the body. Refuses heads whose end or target two parsers could interpret
 /// differently.
-fn body_length(headers: &HeaderMap) -> Result<Option<u64>, ProxRefusal> {
+pub(crate) fn body_length(headers: &HeaderMap) -> Result<Option<u64>, ProxRefusal> {
     let count = |name| headers.get_all(name).iter().count();
     match count(header::HOST) {
         0 => return Err(ProxRefusal::BadRequest("the Host header is missing")),

@@ -21,7 +21,8 @@ use std::time::{Duration, SystemTime};
 use d2tp_driver::{HostKey, Journal, JournalError, PublicKey, RecordStore, ResetCause};
 use http::StatusCode;
 
-use crate::copy_bucket::{CopyBucket, CopyBucketStatus, REQUEST_WITHIN, RETRY_WAIT};
+use crate::copy_bucket::{CopyBucket, CopyBucketStatus, REQUEST_WITHIN, RETRY_WAIT, bucket_owner};
+use crate::copy_fetcher::CopyFetchSource;
 use crate::copy_store::{CopyNote, CopyRecord, CopyStore, RetainedRecord, StoredProgress, wall_ms};
 use crate::flow_memo::FlowMemo;
 use crate::pinned_copy::{CopyHead, PinnedCopy};
@@ -38,6 +39,9 @@ use crate::upload_table::UploadRoom;
 
 /// How long a start waits for copies that only the bucket has. A guess: some gigabytes.
 const FETCH_WITHIN: Duration = Duration::from_secs(30);
+
+/// The interval of looks whether the bucket has all copies.
+const LOOK_AGAIN: Duration = Duration::from_millis(100); // a guess
 
 /// A copy in the copy store: its record, and the bytes of its file that count.
 struct FoundCopy {
@@ -144,6 +148,20 @@ fn ids_of(id: u64, record: &UploadRecord) -> Vec<u64> {
     }
 }
 
+/// An upload of another process, whose body has a file here.
+pub(crate) struct FoundUpload {
+    pub(crate) id: u64,
+    /// Bytes of the file that count.
+    pub(crate) have: u64,
+    pub(crate) progress: StoredProgress,
+    pub(crate) record: UploadRecord,
+    pub(crate) stored: Arc<StoredUpload>,
+    /// Its delivery, if that has ended, or must not be repeated.
+    pub(crate) delivered: Option<UploadDelivery>,
+    /// How long the upload is kept without a flow.
+    pub(crate) grace: Duration,
+}
+
 impl Prox {
     fn bucket(&self) -> Option<&Arc<CopyBucket>> {
         self.copy_store.as_ref()?.bucket()
@@ -185,7 +203,8 @@ impl Prox {
         };
         let mut wait = RETRY_WAIT.0;
         while !bucket.is_checked() {
-            let checked = bucket.check(&key.to_string(), REQUEST_WITHIN).await;
+            let owner = bucket_owner(key, copy_store.shared().is_some());
+            let checked = bucket.check(&owner, REQUEST_WITHIN).await;
             if checked.is_err() {
                 bucket.report(&checked);
             }
@@ -195,6 +214,11 @@ impl Prox {
             }
         }
         tokio::spawn(bucket.clone().work(Arc::downgrade(&copy_store)));
+        if copy_store.shared().is_some() {
+            let left = std::mem::take(&mut *self.shared_copies.left_files.lock());
+            let prox = self.clone();
+            tokio::spawn(async move { prox.clear_node_files(left).await });
+        }
         let Some(awaited) = self.awaited.lock().clone() else {
             return Ok(());
         };
@@ -209,6 +233,24 @@ impl Prox {
             Some(journal) => self.restore_awaited(&copy_store, journal, &awaited),
             None => Ok(()),
         }
+    }
+
+    /// Waits until the bucket that nodes share has what is complete here, unless it fails, at most for `max`.
+    pub async fn until_in_bucket(&self, max: Duration) {
+        let bucket = self.copy_store.as_ref().and_then(|s| s.node_bucket());
+        let Some(bucket) = bucket else {
+            return;
+        };
+        let sending = async {
+            loop {
+                let status = bucket.status();
+                if status.waiting == 0 || status.failing.is_some() {
+                    return;
+                }
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+        };
+        let _ = tokio::time::timeout(max, sending).await;
     }
 
     /// What the bucket of copies waits for; none if there is no bucket.
@@ -375,7 +417,7 @@ impl Prox {
         self.hibernated.restore(id, flows, client, counted);
         // The bucket may not have all of a copy that nothing here loads.
         if let (true, Some(bucket)) = (found.is_complete, copy_store.bucket()) {
-            bucket.on_growth(id, found.have, true);
+            bucket.on_growth(id, 0, found.have, true);
         }
         if !found.progress.whole || !found.is_complete {
             drop(copy_store.record_progress(id, found.progress_now()));
@@ -467,6 +509,38 @@ impl Prox {
             None if copy_store.create(id).is_ok() => 0,
             None => return false,
         };
+        let delivered = self.delivered_before(copy_store, &record, &request, loaded);
+        let stored = StoredUpload::restored(copy_store, id, record.clone());
+        let found = FoundUpload {
+            id,
+            have,
+            progress,
+            record,
+            stored,
+            delivered,
+            grace,
+        };
+        self.open_upload(copy_store, &request, found)
+    }
+
+    /// Takes up an upload whose body has a file here, and delivers it if it is complete and its origin has not received
+    /// it. Returns whether it is here.
+    pub(crate) fn open_upload(
+        self: &Arc<Prox>,
+        copy_store: &Arc<CopyStore>,
+        request: &UploadRequest,
+        found: FoundUpload,
+    ) -> bool {
+        let FoundUpload {
+            id,
+            have,
+            progress,
+            record,
+            stored,
+            delivered,
+            grace,
+        } = found;
+        let client = record.client;
         let have = record.length.map_or(have, |length| length.min(have));
         let is_complete = record.length == Some(have);
         let counted = record.length.unwrap_or(0).max(have);
@@ -495,24 +569,25 @@ impl Prox {
             boot: d2tp_driver::boot(),
             version: 0,
         };
-        drop(copy_store.record_progress(id, now));
-        let delivered = self.delivered_before(copy_store, &record, &request, loaded);
+        if copy_store.shared().is_none() {
+            drop(copy_store.record_progress(id, now));
+        }
         let is_sent_now = is_complete
             && delivered.is_none()
             && matches!(record.stage, UploadStage::Receiving | UploadStage::Sending);
-        let stored = Some(StoredUpload::restored(copy_store, id, record));
+        let stored = Some(stored);
         let room = UploadRoom {
             spool,
             stored: stored.clone(),
         };
-        let Some(upload) = self.uploads.restore(client, &request, room, grace) else {
+        let Some(upload) = self.uploads.restore(client, request, room, grace) else {
             return false;
         };
         if is_complete {
             upload.spool.finish();
         }
         let sending = is_sent_now
-            .then(|| upload_sender::start(self, client, &request, &upload.spool, stored.as_ref()));
+            .then(|| upload_sender::start(self, client, request, &upload.spool, stored.as_ref()));
         *upload.delivery.lock() = delivered.or(sending);
         true
     }
@@ -525,26 +600,14 @@ impl Prox {
         request: &UploadRequest,
         loaded: &mut HashMap<u64, Arc<PinnedCopy>>,
     ) -> Option<UploadDelivery> {
-        let result = match &record.stage {
-            UploadStage::Receiving | UploadStage::Held => return None,
-            UploadStage::Sending if is_idempotent(&request.method) => return None,
-            UploadStage::Sending => Err(UploadFailure::Refused(ProxRefusal::OriginClosed {
-                host: request.url.host_str().unwrap_or_default().to_owned(),
-                cause: "this proxy was restarted while it sent the request".to_owned(),
-            })),
-            UploadStage::AnsweredHead(head) => match CopyHead::from_entry(head) {
-                Some((head, _)) => Ok(UploadAnswer::HeadOnly(Arc::new(head))),
-                None => Err(UploadFailure::Reset(ResetCause::StoreFailed)),
-            },
+        // It is no copy of the resource at that URL, so it is not listed.
+        let answer = match &record.stage {
             UploadStage::AnsweredCopy(id) => {
-                match self.restore_copy(copy_store, *id, QuotaCheck::Ignored, loaded) {
-                    // It is no copy of the resource at that URL, so it is not listed.
-                    Some(copy) => Ok(UploadAnswer::Copy(copy)),
-                    None => Err(UploadFailure::Reset(ResetCause::StoreFailed)),
-                }
+                self.restore_copy(copy_store, *id, QuotaCheck::Ignored, loaded)
             }
+            _ => None,
         };
-        Some(UploadDelivery::finished(result))
+        ended_delivery(record, request, answer)
     }
 
     /// Loads a copy from the copy store.
@@ -563,7 +626,8 @@ impl Prox {
         let pin = SpooledBody::restore(self.ledger.clone(), entry.client, home, found.body())
             .inspect_err(|error| tracing::error!(%error, "a copy is lost"))
             .ok()?;
-        Some(self.start_fetch(entry.client, id, head, Arc::new(pin), asked, None))
+        let rest = CopyFetchSource::Rest;
+        Some(self.start_fetch(entry.client, id, head, Arc::new(pin), asked, rest))
     }
 
     /// Lists a copy that a flow reads for its client.
@@ -591,6 +655,32 @@ impl Prox {
         self.list(&copy, &found.entry);
         Some(copy)
     }
+}
+
+/// The delivery of an upload that another process ended, or must not have been repeated. `answer`: the copy of its answer,
+/// if it has one that is there still.
+pub(crate) fn ended_delivery(
+    record: &UploadRecord,
+    request: &UploadRequest,
+    answer: Option<Arc<PinnedCopy>>,
+) -> Option<UploadDelivery> {
+    let result = match &record.stage {
+        UploadStage::Receiving | UploadStage::Held => return None,
+        UploadStage::Sending if is_idempotent(&request.method) => return None,
+        UploadStage::Sending => Err(UploadFailure::Refused(ProxRefusal::OriginClosed {
+            host: request.url.host_str().unwrap_or_default().to_owned(),
+            cause: "this proxy was restarted while it sent the request".to_owned(),
+        })),
+        UploadStage::AnsweredHead(head) => match CopyHead::from_entry(head) {
+            Some((head, _)) => Ok(UploadAnswer::HeadOnly(Arc::new(head))),
+            None => Err(UploadFailure::Reset(ResetCause::StoreFailed)),
+        },
+        UploadStage::AnsweredCopy(_) => match answer {
+            Some(copy) => Ok(UploadAnswer::Copy(copy)),
+            None => Err(UploadFailure::Reset(ResetCause::StoreFailed)),
+        },
+    };
+    Some(UploadDelivery::finished(result))
 }
 
 /// Whether a copy that is taken up must fit the bounds.

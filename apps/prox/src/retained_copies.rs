@@ -10,8 +10,9 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
 use d2tp_driver::HostKey;
-use http::HeaderValue;
+use http::{HeaderValue, StatusCode};
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use crate::copy_store::{CopyStore, RetainedRecord, wall_ms};
 use crate::pinned_copy::PinnedCopy;
@@ -67,6 +68,8 @@ struct ListedUrl {
 struct RetainedCopy {
     serial: u64,
     copy: Arc<PinnedCopy>,
+    /// When the copy was last kept for its client.
+    kept_at: Instant,
 }
 
 impl RetainedCopies {
@@ -134,6 +137,34 @@ impl RetainedCopies {
             .find(|copy| copy.head.matches_if_range(if_range) && copy.head.matches_request(request))
     }
 
+    /// The newest whole answer that this client has of a URL, whatever it was asked with.
+    pub(crate) fn latest(&self, client: HostKey, url: &str) -> Option<Arc<PinnedCopy>> {
+        let listed: Vec<Arc<PinnedCopy>> = {
+            let clients = self.clients.lock();
+            let listed = clients.get(&client)?.listed.get(url)?;
+            listed.copies.iter().filter_map(Weak::upgrade).collect()
+        };
+        listed
+            .into_iter()
+            .rev()
+            .filter(|copy| copy.head.status == StatusCode::OK)
+            .find(|copy| !matches!(copy.body.extent().status, SpoolStatus::Failed(_)))
+    }
+
+    /// Whether a copy was kept for this client within the last `span`.
+    pub(crate) fn was_kept_within(
+        &self,
+        client: HostKey,
+        copy: &Arc<PinnedCopy>,
+        span: Duration,
+    ) -> bool {
+        let clients = self.clients.lock();
+        let kept = clients.get(&client).map(|copies| copies.kept.iter());
+        kept.into_iter()
+            .flatten()
+            .any(|kept| Arc::ptr_eq(&kept.copy, copy) && kept.kept_at.elapsed() < span)
+    }
+
     /// Keeps a copy for `grace`; drops the client's oldest if it has more than `max`.
     pub(crate) fn retain(
         self: &Arc<RetainedCopies>,
@@ -160,7 +191,11 @@ impl RetainedCopies {
                 let until_ms = wall_ms(SystemTime::now() + grace);
                 copy_store.record_retained(copy.id, &client, RetainedRecord { until_ms });
             }
-            copies.kept.push(RetainedCopy { serial, copy });
+            copies.kept.push(RetainedCopy {
+                serial,
+                copy,
+                kept_at: Instant::now(),
+            });
             while copies.kept.len() > max {
                 dropped.push(copies.kept.remove(0));
             }

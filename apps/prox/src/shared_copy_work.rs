@@ -201,6 +201,9 @@ impl CopyStore {
         if !is_known {
             let _ = std::fs::remove_file(self.path(id));
             self.forget_version(id);
+            if let Some(bucket) = self.bucket() {
+                bucket.on_removal(id);
+            }
         }
     }
 

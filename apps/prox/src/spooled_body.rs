@@ -436,11 +436,17 @@ impl Drop for SpooledBody {
         self.ledger
             .release(state.client, state.store.place(), state.counted);
         if let Some(home) = &self.named_file {
+            let path = home.copy_store.path(home.id);
             // What is complete is recorded once more.
             if state.status != SpoolStatus::Complete || state.noted {
                 home.copy_store.forget_version(home.id);
             }
             home.copy_store.remove(home.id);
+            if let Some(bucket) = home.copy_store.node_bucket()
+                && home.copy_store.is_open()
+            {
+                bucket.on_let_go(home.id, &path);
+            }
         }
     }
 }

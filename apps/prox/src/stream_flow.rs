@@ -31,12 +31,30 @@ const PIECE_BYTES: usize = 64 * 1024;
 /// How long a client that has the whole response may keep its direction open.
 const FAREWELL: Duration = Duration::from_secs(30); // a guess
 
+/// What a client's first bytes begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ConnectionBeginning {
+    /// A connection of HTTP/2, by its preface.
+    Http2,
+    /// A request of HTTP/1 for a path, as web servers get it.
+    Path,
+    /// Anything else: a request for a proxy.
+    ProxyRequest,
+}
+
+/// The beginnings that are looked for.
+const BEGINNINGS: [(&[u8], ConnectionBeginning); 3] = [
+    (HTTP2_PREFACE, ConnectionBeginning::Http2),
+    (b"GET /", ConnectionBeginning::Path),
+    (b"HEAD /", ConnectionBeginning::Path),
+];
+
 /// A flow as a byte stream for tokio.
 pub struct StreamFlow {
     stream: ChargedTcp,
     id: u64,
     peer: HostKey,
-    /// Bytes that were read to see whether HTTP/2 begins, and are read again.
+    /// Bytes that were read to see what begins, and are read again.
     first: Bytes,
     source: Option<Arc<dyn SendSource>>,
     offset: u64,
@@ -87,26 +105,38 @@ impl StreamFlow {
         })
     }
 
-    /// Whether the client begins with the preface of HTTP/2. May be dropped and called again. What was read is read again.
-    pub(crate) async fn begins_http2(&mut self) -> bool {
+    /// From now on the flow counts as this client's.
+    pub(crate) fn set_peer(&mut self, peer: HostKey) {
+        self.peer = peer;
+    }
+
+    /// What the client begins. May be dropped and called again. What was read is read again.
+    pub(crate) async fn beginning(&mut self) -> ConnectionBeginning {
         loop {
             let count = self.first.len();
-            if self.first[..] != HTTP2_PREFACE[..count] {
-                return false;
+            let found = BEGINNINGS
+                .iter()
+                .find(|(text, _)| self.first.starts_with(text));
+            if let Some((_, beginning)) = found {
+                return *beginning;
             }
-            if count == HTTP2_PREFACE.len() {
-                return true;
-            }
+            // The longest that is still possible says how many bytes may be missing.
+            let possible = BEGINNINGS
+                .iter()
+                .filter(|(text, _)| text.starts_with(&self.first));
+            let Some(longest) = possible.map(|(text, _)| text.len()).max() else {
+                return ConnectionBeginning::ProxyRequest;
+            };
             let mut more = [0; HTTP2_PREFACE.len()];
-            let more = &mut more[count..];
+            let more = &mut more[..longest - count];
             match self.stream.read(more).await {
                 Ok(0) => {
                     self.has_ended = true;
-                    return false;
+                    return ConnectionBeginning::ProxyRequest;
                 }
                 Ok(read) => self.first = [&self.first[..], &more[..read]].concat().into(),
                 // The next read tells it.
-                Err(_) => return false,
+                Err(_) => return ConnectionBeginning::ProxyRequest,
             }
         }
     }

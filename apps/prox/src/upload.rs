@@ -170,6 +170,10 @@ async fn room(
     if let Some(bytes) = request.length.filter(|bytes| is_new && *bytes > max) {
         return Err(ProxRefusal::UploadTooLarge { bytes, max }.into());
     }
+    tokio::select! {
+        found = prox.find_shared_upload(client, request) => found?,
+        () = prox.stop.cancelled() => return Err(FlowGone::Stopped.into()),
+    }
     let new = || prox.reserve_upload(client, request);
     tokio::select! {
         hold = prox.uploads.attach(client, request, new) => Ok(hold?),

@@ -27,12 +27,17 @@ use crate::spooled_body::SpooledBody;
 use crate::stored_upload::StoredUpload;
 use crate::upload_delivery::UploadDelivery;
 
+/// The lock of one that looks for an upload among nodes, while others for the same wait.
+type FindingTurn = Arc<tokio::sync::Mutex<()>>;
+
 /// The uploads with tokens of all clients.
 #[derive(Debug, Default)]
 pub(crate) struct UploadTable {
     entries: Mutex<HashMap<(HostKey, UploadToken), UploadEntry>>,
     /// Uploads that only a bucket has which has not answered yet.
     awaited: Mutex<HashSet<(HostKey, UploadToken)>>,
+    /// For each upload that a flow looks for among nodes, a lock.
+    finding: Mutex<HashMap<(HostKey, UploadToken), FindingTurn>>,
 }
 
 #[derive(Debug)]
@@ -181,6 +186,34 @@ impl UploadTable {
             }
         };
         Ok(upload.taken_up().await)
+    }
+
+    /// Puts an upload into the table that a flow comes for at once.
+    pub(crate) fn put(&self, client: HostKey, request: &UploadRequest, room: UploadRoom) {
+        let Some(token) = request.token.clone() else {
+            return;
+        };
+        let entry = UploadEntry {
+            upload: SpooledUpload::new(request, room),
+            left: None,
+        };
+        let before = self.entries.lock().insert((client, token), entry);
+        drop(before); // Outside the lock: this frees bytes.
+    }
+
+    /// The version of the note of this request's upload, if the upload is known and nodes share its note.
+    pub(crate) fn version_of(&self, client: HostKey, request: &UploadRequest) -> Option<u64> {
+        let entries = self.entries.lock();
+        let known = entries.get(&(client, request.token.clone()?))?;
+        let known = Some(&known.upload).filter(|upload| upload.is(request))?;
+        Some(known.stored.as_ref()?.version())
+    }
+
+    /// A lock for what is done to find an upload: two flows that come for it find one.
+    pub(crate) fn finding(&self, client: HostKey, token: &UploadToken) -> FindingTurn {
+        let mut finding = self.finding.lock();
+        finding.retain(|_, lock| Arc::strong_count(lock) > 1);
+        finding.entry((client, token.clone())).or_default().clone()
     }
 
     /// Notes an upload that only a bucket has which has not answered yet: its device is to come later.

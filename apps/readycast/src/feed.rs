@@ -14,6 +14,7 @@ mod text;
 use std::collections::HashSet;
 use std::panic::catch_unwind;
 
+use cedos_feed::{FEED_BYTES_MAX, FeedError, is_web_page};
 use cedos_sandbox::confined;
 use feed_rs::model::{Entry, Feed, Link, MediaContent};
 use feed_rs::parser::Builder;
@@ -21,13 +22,11 @@ use jiff::Timestamp;
 use url::Url;
 
 use self::namespaces::{FeedExtras, ItemExtras, ListedAlternate, readable};
-pub(crate) use self::namespaces::{attribute, declares_entities};
 use self::text::{find, html_notes};
 pub(crate) use self::text::{markup_lines, plain_text};
 use crate::enclosure_choice::EpisodeEnclosure;
 use crate::parsed_feed::{
-    FEED_BYTES_MAX, FEED_EPISODES_MAX, FeedError, NOTES_BYTES_MAX, ParsedEpisode, ParsedFeed,
-    SkippedItems, TITLE_BYTES_MAX,
+    FEED_EPISODES_MAX, NOTES_BYTES_MAX, ParsedEpisode, ParsedFeed, SkippedItems, TITLE_BYTES_MAX,
 };
 
 /// Reads a feed that was fetched from `url`, on a thread that reaches nothing else.
@@ -291,17 +290,4 @@ fn is_web(address: &Url) -> bool {
 
 fn web_address(text: &str, base: &Url) -> Option<Url> {
     base.join(text.trim()).ok().filter(is_web)
-}
-
-/// Whether this is HTML. A feed may begin with a comment or a byte order mark as well.
-fn is_web_page(bytes: &[u8]) -> bool {
-    let head = &bytes[..bytes.len().min(4096)];
-    let head = String::from_utf8_lossy(head).to_lowercase();
-    let head = head.trim_start_matches('\u{feff}').trim_start();
-    let is_feed = ["<rss", "<feed", "<rdf:rdf"]
-        .iter()
-        .any(|root| head.contains(root));
-    head.starts_with("<!doctype html")
-        || head.starts_with("<html")
-        || (head.contains("<html ") && !is_feed)
 }

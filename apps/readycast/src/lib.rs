@@ -24,7 +24,6 @@ mod opml;
 mod parsed_feed;
 mod podcast_index;
 mod refresh;
-mod rewritten_feed;
 mod rule;
 mod study;
 mod subscription_changes;
@@ -33,6 +32,7 @@ mod sync_account;
 mod transcript;
 mod transfer_log;
 
+pub use cedos_feed::{FEED_BYTES_MAX, FeedError};
 pub use channel::{Channel, ChannelId, ChannelSummary};
 pub use downloads::{
     ActiveDownload, DOWNLOAD_RETRY, DownloadOutcome, DownloadPlan, EpisodeSource, PlannedDownload,
@@ -50,17 +50,16 @@ pub use feed::parse_feed;
 pub use kept_feeds::{KEPT_FEED_BYTES_MAX, KeptFeed, ServedCopyVersion};
 pub use library::{Library, LibraryError};
 pub use local_host::is_local_url;
-pub use opml::{OPML_FEEDS_MAX, feed_links_of_page, read_opml, write_opml};
+pub use opml::{OPML_FEEDS_MAX, feed_links_of_page, read_opml, write_feed_list, write_opml};
 pub use parsed_feed::{
-    FEED_BYTES_MAX, FEED_EPISODES_MAX, FeedError, NOTES_BYTES_MAX, OpmlFeed, OpmlImport,
-    ParsedEpisode, ParsedFeed, SkippedItems, TITLE_BYTES_MAX,
+    FEED_EPISODES_MAX, NOTES_BYTES_MAX, OpmlFeed, OpmlImport, ParsedEpisode, ParsedFeed,
+    SkippedItems, TITLE_BYTES_MAX,
 };
 pub use podcast_index::{INDEX_PODCASTS_MAX, IndexImport, IndexedPodcast, PodcastIndex};
 pub use refresh::{
     REFRESH_INTERVAL, REFRESH_INTERVAL_MAX, REFRESH_RETRY, RefreshOutcome, RefreshReport,
     RefreshRequest, refused_enclosure,
 };
-pub use rewritten_feed::rewrite_feed;
 pub use rule::{ChannelRule, DownloadSchedule, KEEP_LATEST_DEFAULT, KeepRule, WeekdaySet};
 pub use study::{
     DELAY_CLASSES, DelayClassSummary, DelayProposal, PROPOSAL_MET_SHARE, PROPOSAL_PLAYS_MAX,

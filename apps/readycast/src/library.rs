@@ -19,12 +19,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use cedos_feed::FeedError;
 use jiff::Timestamp;
 use rusqlite::types::Type;
 use rusqlite::{Connection, Row, TransactionBehavior};
 use url::Url;
 
-use crate::parsed_feed::FeedError;
 use crate::podcast_index::private_file;
 
 /// Name of the database within its folder.

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashSet;
 
+use cedos_feed::{FEED_BYTES_MAX, FeedError, attribute, declares_entities};
 use cedos_sandbox::confined;
 use html5ever::tendril::StrTendril;
 use html5ever::tokenizer::{
@@ -13,8 +14,7 @@ use quick_xml::events::{BytesDecl, BytesText, Event};
 use url::Url;
 
 use crate::channel::ChannelSummary;
-use crate::feed::{attribute, declares_entities};
-use crate::parsed_feed::{FEED_BYTES_MAX, FeedError, OpmlFeed, OpmlImport, TITLE_BYTES_MAX};
+use crate::parsed_feed::{OpmlFeed, OpmlImport, TITLE_BYTES_MAX};
 
 /// The maximum number of feeds of a list.
 pub const OPML_FEEDS_MAX: usize = 10_000;
@@ -110,6 +110,11 @@ pub fn write_opml<'a>(
     channels: impl Iterator<Item = &'a ChannelSummary>,
     address: impl Fn(&ChannelSummary) -> Url,
 ) -> String {
+    write_feed_list(channels.map(|channel| (channel.title.as_str(), address(channel))))
+}
+
+/// Writes a list of feeds with their titles.
+pub fn write_feed_list<'a>(feeds: impl Iterator<Item = (&'a str, Url)>) -> String {
     document(|writer| {
         let opml = writer
             .create_element("opml")
@@ -125,13 +130,13 @@ pub fn write_opml<'a>(
             writer
                 .create_element("body")
                 .write_inner_content(|writer| {
-                    for channel in channels {
+                    for (title, address) in feeds {
                         writer
                             .create_element("outline")
                             .with_attribute(("type", "rss"))
-                            .with_attribute(("text", channel.title.as_str()))
-                            .with_attribute(("title", channel.title.as_str()))
-                            .with_attribute(("xmlUrl", address(channel).as_str()))
+                            .with_attribute(("text", title))
+                            .with_attribute(("title", title))
+                            .with_attribute(("xmlUrl", address.as_str()))
                             .write_empty()?;
                     }
                     Ok(())

@@ -17,6 +17,7 @@ use d2tp_wire::{Cid, Frame, PacketKind};
 
 use super::forged_sockets::ForgedSockets;
 use super::raw_client::{RawClient, syn};
+use super::slow_origins::{SLOW_ORIGIN_KEYS, slow_origins};
 use crate::handshake_hosts::{HandshakeHosts, key_of};
 
 /// The number of flows that the proxy allows one key.
@@ -24,7 +25,7 @@ const FLOWS_MAX: u64 = 1_024;
 /// The number of sessions that the proxy allows one key.
 const SESSIONS_MAX: u64 = 1_000;
 /// The first number of hostile clients among the keys.
-const FIRST: u64 = 1 << 50;
+pub(super) const FIRST: u64 = 1 << 50;
 /// The first number of clients that are not admitted.
 const STRANGERS: u64 = 1 << 51;
 /// Bytes written to a flow at once.
@@ -59,6 +60,8 @@ pub enum HostileKind {
     StalledTls,
     /// Readers of a kilobyte per second.
     SlowReaders,
+    /// Requests to origins that send a byte of their head or body per second.
+    SlowOrigins,
     /// The maximum number of relays, and more.
     Relays,
     /// SYNs of keys that are not admitted, from forged addresses.
@@ -71,7 +74,7 @@ pub enum HostileKind {
 
 impl HostileKind {
     /// Every kind with its name, in the order in which they run.
-    pub const ALL: [(HostileKind, &'static str); 17] = [
+    pub const ALL: [(HostileKind, &'static str); 18] = [
         (HostileKind::UnreadFlows, "unread-flows"),
         (HostileKind::Unacknowledged, "unacknowledged"),
         (HostileKind::SparsePieces, "sparse-pieces"),
@@ -85,6 +88,7 @@ impl HostileKind {
         (HostileKind::EndlessBodies, "endless-bodies"),
         (HostileKind::StalledTls, "stalled-tls"),
         (HostileKind::SlowReaders, "slow-readers"),
+        (HostileKind::SlowOrigins, "slow-origins"),
         (HostileKind::Relays, "relays"),
         (HostileKind::SynFlood, "syn-flood"),
         (HostileKind::WakeReplay, "wake-replay"),
@@ -95,12 +99,25 @@ impl HostileKind {
     /// limits.
     pub fn pins_copies(self) -> bool {
         use HostileKind::{
-            EndlessBodies, EndlessUploads, SlowReaders, Unacknowledged, UnreadFlows,
+            EndlessBodies, EndlessUploads, SlowOrigins, SlowReaders, Unacknowledged, UnreadFlows,
         };
         matches!(
             self,
-            UnreadFlows | Unacknowledged | EndlessUploads | EndlessBodies | SlowReaders
+            UnreadFlows
+                | Unacknowledged
+                | EndlessUploads
+                | EndlessBodies
+                | SlowReaders
+                | SlowOrigins
         )
+    }
+
+    /// The admitted keys that the attack needs, of which an attacker has `keys` otherwise.
+    pub fn keys(self, keys: u64) -> u64 {
+        match self {
+            HostileKind::SlowOrigins => keys.max(SLOW_ORIGIN_KEYS),
+            _ => keys,
+        }
     }
 }
 
@@ -134,6 +151,10 @@ pub struct AttackTally {
     pub flows: u64,
     /// Datagrams of a flood.
     pub datagrams: u64,
+    /// Flows that the proxy refused with a sentence.
+    pub refused: u64,
+    /// Flows that the proxy ended otherwise before they had an answer.
+    pub unexplained: u64,
 }
 
 /// The secret keys of an attacker.
@@ -194,6 +215,7 @@ pub fn attack(kind: HostileKind, context: &AttackContext) -> Result<AttackTally>
             let head = format!("RELAY {http} HTTP/1.1\r\nHost: {http}\r\n\r\n");
             FlowPlan::open(FLOWS_MAX, head)
         }
+        HostileKind::SlowOrigins => return slow_origins(context),
         HostileKind::SparsePieces => return sparse_pieces(context),
         HostileKind::HalfOpen => {
             let keys: Vec<SecretKey> = hostile_keys(context.keys).collect();

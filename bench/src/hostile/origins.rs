@@ -4,6 +4,7 @@
 //!  /object/N   N bytes, as fast as they are taken
 //!  /endless    a body without an end, paced
 //!  /head       a response head of almost the largest size, without its end
+//!  /slow/N     a byte a second: of the body where N is even, of the head where it is odd
 //!  PUT         reads endlessly
 //!  blast       (another port) bytes for a tunnel, as fast as they are taken
 //!  silent      (another port) accepts and sends nothing: a TLS handshake that never ends
@@ -23,6 +24,8 @@ use super::{HOSTILE_NICE, be_nice};
 static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
 /// The pace of an endless body: 64 KiB in this time, 4 MB/s.
 const PACE: Duration = Duration::from_millis(16);
+/// The interval of the bytes of a slow origin.
+const SLOW_BYTE_EVERY: Duration = Duration::from_secs(1);
 /// Bytes of a response head that never ends: just below the limit of the proxy.
 const HEAD_BYTES: usize = 60 * 1024;
 
@@ -133,6 +136,15 @@ async fn answer(mut stream: TcpStream) -> std::io::Result<()> {
             let piece = left.min(ZEROS.len());
             stream.write_all(&ZEROS[..piece]).await?;
             left -= piece;
+        }
+    } else if let Some(number) = path.strip_prefix("/slow/") {
+        let is_in_body = number.parse::<u64>().is_ok_and(|number| number % 2 == 0);
+        stream.write_all(b"HTTP/1.1 200 OK\r\n").await?;
+        let end_of_head: &[u8] = if is_in_body { b"\r\n" } else { b"x-filler: " };
+        stream.write_all(end_of_head).await?;
+        loop {
+            tokio::time::sleep(SLOW_BYTE_EVERY).await;
+            stream.write_all(b"f").await?;
         }
     } else if path.starts_with("/head") {
         let field = format!("x-filler: {}\r\n", "f".repeat(1000));

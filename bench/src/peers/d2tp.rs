@@ -99,15 +99,11 @@ impl BenchPeer for D2tp {
                 .try_into()
                 .context("the server's key")?;
             let device = Device::new(DeviceOptions {
-                server: ServerAddress {
-                    host: card.address.ip().to_string(),
-                    port: card.address.port(),
-                    key: d2tp_driver::PublicKey(key),
-                    stream: None,
-                    nodes: Default::default(),
-                    requires_hybrid: false,
-                    round_trip: None,
-                },
+                server: ServerAddress::new(
+                    card.address.ip().to_string(),
+                    card.address.port(),
+                    d2tp_driver::PublicKey(key),
+                ),
                 key: SecretKey::from_bytes([1; 32]),
                 config: self.config(),
             })

@@ -121,6 +121,60 @@ impl Session {
         }
     }
 
+    /// R-ACK-8: chooses the path for datagrams that acknowledge what arrives in datagrams on half-duplex paths. Now and then one
+    /// leaves on the path itself.
+    pub(crate) fn route_ack_datagrams(&mut self, now: Time) {
+        self.datagrams.ack_carrier = None;
+        if self.paths.len() < 2 || !self.datagrams.has_acks() {
+            return;
+        }
+        for slot in 0..self.paths.len() {
+            let path = self.paths.at(slot);
+            let (every, round) = (path.acks.every(), path.recovery.rtt.smoothed());
+            let steady = path.ack_offload_state.as_ref().is_some_and(|relief| {
+                relief.is_steady(now, every)
+                    && relief.is_recent(now, round)
+                    && now < relief.datagram_usual_at + USUAL_WAY_EVERY
+            });
+            if !steady {
+                continue;
+            }
+            let Some(other) = self.other_path(now, slot, round) else {
+                continue;
+            };
+            let carrier = self.paths.at(other);
+            let is_full = carrier.room() < carrier.mtu.current() as u64;
+            if is_full || carrier.is_slow() || carrier.driver_frozen {
+                continue;
+            }
+            let id = carrier.id;
+            self.datagrams.ack_carrier = Some(id);
+            // An ACK that waits rides along, so that no packet of its own follows on the path itself.
+            let path = self.paths.at(slot);
+            if path.acks.is_wanted()
+                && let Some(relief) = &mut path.ack_offload_state
+                && now < relief.usual_at + USUAL_WAY_EVERY
+            {
+                relief.by = Some(id);
+            }
+            self.request_other_path(now, other);
+            return;
+        }
+    }
+
+    /// Records that a datagram of so many bytes left on this path which acknowledges what arrives on others.
+    pub(crate) fn note_ack_datagram(&mut self, now: Time, slot: usize, bytes: usize) {
+        let is_carrier = self.datagrams.ack_carrier == Some(self.paths[slot].id);
+        let path = self.paths.at(slot);
+        if !is_carrier {
+            if let Some(relief) = &mut path.ack_offload_state {
+                relief.datagram_usual_at = now;
+            }
+        } else if let Some(share) = &mut path.carried_acks {
+            share.left -= bytes as i64 + AROUND_BYTES;
+        }
+    }
+
     /// The slot of another path that has room for an ACK now and is not much slower.
     fn other_path(&mut self, now: Time, slot: usize, round: Span) -> Option<usize> {
         let may_cost = self.acks_pay();

@@ -54,6 +54,8 @@ pub(crate) struct AckOffloadState {
     /// Packets received in the round before the last complete one.
     before: u32,
     pub(crate) usual_at: Time,
+    /// When a datagram that acknowledges last left on the path itself (R-ACK-8).
+    pub(crate) datagram_usual_at: Time,
     /// The time until which the sender may be classifying a loss.
     gap_until: Time,
     /// The path on which the ACK that is due now leaves, if it is not its own.
@@ -68,6 +70,7 @@ impl AckOffloadState {
             last: 0,
             before: 0,
             usual_at: now,
+            datagram_usual_at: now,
             gap_until: Time::ZERO,
             by: None,
         }
@@ -83,6 +86,11 @@ impl AckOffloadState {
             self.round_began = now;
         }
         self.packets += 1;
+    }
+
+    /// Whether payload arrived in the last two rounds.
+    pub(crate) fn is_recent(&self, now: Time, round: Span) -> bool {
+        now <= self.round_began + round.times(2)
     }
 
     /// Whether the sender's window is large, does not depend on frequent ACKs, and nothing was lost.

@@ -71,10 +71,16 @@ pub(crate) struct QueuedDatagram {
     pub(crate) route: PathSelection,
     /// Paths on which the datagram has already left.
     pub(crate) left_on: Vec<PathId>,
+    /// Whether the datagram acknowledges what arrives on other paths, for the application's own protocol.
+    pub(crate) acknowledges: bool,
 }
 
 impl QueuedDatagram {
     fn may_leave(&self, by: &DatagramPath) -> bool {
+        if self.acknowledges || by.takes_only_acks {
+            // R-ACK-8
+            return self.acknowledges && by.takes_acks;
+        }
         match self.route {
             PathSelection::Any => !by.is_far_slower,
             PathSelection::Steadiest => by.steadiest == Some(by.path),
@@ -90,6 +96,8 @@ pub(crate) struct OutgoingDatagram {
     pub(crate) bytes: Bytes,
     /// Whether the datagram left on another path before.
     pub(crate) is_copy: bool,
+    /// Whether the datagram acknowledges what arrives on other paths.
+    pub(crate) acknowledges: bool,
 }
 
 /// A path that can carry datagrams, as the queue sees it.
@@ -98,6 +106,10 @@ pub(crate) struct DatagramPath {
     pub(crate) path: PathId,
     /// Whether another path that carries datagrams is so much faster that waiting for it takes less time.
     pub(crate) is_far_slower: bool,
+    /// Whether datagrams that acknowledge leave on this path now.
+    pub(crate) takes_acks: bool,
+    /// Whether no other datagrams do, because the path is gated or in standby.
+    pub(crate) takes_only_acks: bool,
     pub(crate) steadiest: Option<PathId>,
     pub(crate) all: Vec<PathId>,
 }
@@ -163,6 +175,8 @@ pub(crate) struct DatagramSendQueue {
     waiting: VecDeque<QueuedDatagram>,
     /// Whether a datagram was ever sent with a path selection.
     pub(crate) routed: bool,
+    /// The path on which datagrams leave that acknowledge, if it is another one than that of what they acknowledge.
+    pub(crate) ack_carrier: Option<PathId>,
     /// The number of the next copied datagram; `None` before the first one.
     pub(crate) number: Option<u32>,
     seen: Option<Box<DuplicateFilter>>,
@@ -217,6 +231,11 @@ impl DatagramSendQueue {
         self.waiting.clear();
     }
 
+    /// Whether a datagram waits that acknowledges.
+    pub(crate) fn has_acks(&self) -> bool {
+        self.waiting.iter().any(|waiting| waiting.acknowledges)
+    }
+
     /// Whether a waiting datagram could leave on this path.
     pub(crate) fn has_for(&self, by: &DatagramPath) -> bool {
         self.waiting.iter().any(|waiting| waiting.may_leave(by))
@@ -266,17 +285,24 @@ impl DatagramSendQueue {
     fn take_for(&mut self, n: usize, by: &DatagramPath) -> Option<OutgoingDatagram> {
         let waiting = self.waiting.get_mut(n)?;
         if waiting.route != PathSelection::Each {
-            let QueuedDatagram { context, bytes, .. } = self.waiting.remove(n)?;
+            let QueuedDatagram {
+                context,
+                bytes,
+                acknowledges,
+                ..
+            } = self.waiting.remove(n)?;
             return Some(OutgoingDatagram {
                 context,
                 bytes,
                 is_copy: false,
+                acknowledges,
             });
         }
         let leaving = OutgoingDatagram {
             context: waiting.context,
             bytes: waiting.bytes.clone(),
             is_copy: !waiting.left_on.is_empty(),
+            acknowledges: false,
         };
         waiting.left_on.push(by.path);
         if by.all.iter().all(|path| waiting.left_on.contains(path)) {
@@ -324,6 +350,7 @@ mod tests {
             expires: Time::ZERO + Span::from_secs(expires),
             route: PathSelection::Any,
             left_on: Vec::new(),
+            acknowledges: false,
         }
     }
 
@@ -331,6 +358,8 @@ mod tests {
         DatagramPath {
             path: PathId(path),
             is_far_slower: false,
+            takes_acks: true,
+            takes_only_acks: false,
             steadiest: Some(PathId(1)),
             all: vec![PathId(0), PathId(1)],
         }
@@ -392,6 +421,34 @@ mod tests {
         };
         let first: Vec<_> = (0..3).map_while(|_| take()).collect();
         assert_eq!(first, [100, 101, 3]);
+    }
+
+    #[test]
+    fn datagrams_that_acknowledge_leave_on_their_carrier_alone_and_a_gated_one_takes_no_others() {
+        // R-ACK-8
+        let mut queue = DatagramSendQueue::default();
+        queue.push(waiting(1, 10, 9));
+        queue.push(QueuedDatagram {
+            acknowledges: true,
+            ..waiting(2, 10, 9)
+        });
+        assert!(queue.has_acks());
+        let own = DatagramPath {
+            takes_acks: false,
+            ..by(0)
+        };
+        let gated = DatagramPath {
+            takes_only_acks: true,
+            ..by(1)
+        };
+        let mut take = |by: &DatagramPath| {
+            let next = queue.next(Time::ZERO, 1000, true, by);
+            next.map(|leaving| (leaving.bytes[0], leaving.acknowledges))
+        };
+        assert_eq!(take(&gated), Some((2, true)));
+        assert_eq!(take(&gated), None);
+        assert_eq!(take(&own), Some((1, false)));
+        assert!(!queue.has_acks() && queue.is_empty());
     }
 
     #[test]

@@ -26,6 +26,24 @@ impl Session {
         self.send_datagram_on(PathSelection::Any, context, bytes, expires);
     }
 
+    /// Sends an unreliable datagram that acknowledges, for the application's own protocol, what arrives in other datagrams.
+    /// R-ACK-8: it may leave on another path than those, also on a gated one, as ACKs of this protocol do
+    /// ([`crate::EndpointConfig::ack_offload`]); else it is like any other.
+    ///
+    /// # Panics
+    /// If the context is not below [`CONTEXTS`].
+    pub fn send_ack_datagram(&mut self, context: u64, bytes: Bytes, expires: Time) {
+        assert!(context < CONTEXTS, "context {context} of a datagram");
+        self.datagrams.push(QueuedDatagram {
+            context,
+            bytes,
+            expires,
+            route: PathSelection::Any,
+            left_on: Vec::new(),
+            acknowledges: true,
+        });
+    }
+
     /// Sends a datagram on the paths that `route` selects. With [`PathSelection::Each`] it is
     /// copied, and the peer's application gets the first copy that arrives.
     ///
@@ -63,13 +81,20 @@ impl Session {
             expires,
             route,
             left_on: Vec::new(),
+            acknowledges: false,
         });
     }
 
     /// Returns the path in `slot` if datagrams wait that may leave on it.
     pub(crate) fn datagram_path(&self, now: Time, slot: usize) -> Option<DatagramPath> {
+        if self.datagrams.is_empty() {
+            return None;
+        }
         let path = self.paths.nth(slot);
-        if self.datagrams.is_empty() || !path.takes_payload() || path.gated {
+        let carrier = self.datagrams.ack_carrier;
+        let is_carrier = carrier == Some(path.id);
+        let takes_any = path.takes_payload() && !path.gated;
+        if !takes_any && !is_carrier {
             return None;
         }
         let is_slow = path.is_slow();
@@ -77,9 +102,15 @@ impl Session {
             return None;
         }
         let mut carriers = self.paths.iter().filter(|p| p.takes_datagrams());
+        let is_far_slower = is_slow && carriers.any(|other| other.is_faster_than(path, FAR_FASTER));
         let mut taker = DatagramPath {
             path: path.id,
-            is_far_slower: is_slow && carriers.any(|other| other.is_faster_than(path, FAR_FASTER)),
+            is_far_slower,
+            takes_acks: match carrier {
+                Some(_) => is_carrier,
+                None => !is_far_slower,
+            },
+            takes_only_acks: !takes_any,
             steadiest: None,
             all: Vec::new(),
         };

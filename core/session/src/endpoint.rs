@@ -117,7 +117,7 @@ enum CidRoute {
         generation: u32,
     },
     HalfOpen {
-        index: usize,
+        index: u32,
         path: PathId,
     },
 }
@@ -189,7 +189,8 @@ pub struct Endpoint {
     unadmitted: BTreeMap<SessionId, Time>,
     /// Sessions that were restored for a handshake that is not confirmed. Their records remain.
     tentative: BTreeSet<SessionId>,
-    /// Flows, awake and hibernated, of each client key with an awake session (R-QUOTA-2).
+    /// Flows, awake and hibernated, of each client key that has an awake session and any flow
+    /// (R-QUOTA-2).
     flows_by_key: BTreeMap<PublicKey, usize>,
     half_open: HalfOpenTable,
     /// Half-open handshakes that may have packets to send.
@@ -529,8 +530,7 @@ impl Endpoint {
         self.book_flows(key.0, slot.flows, 0);
         if self.by_key.get(&key) == Some(&id) {
             self.by_key.remove(&key);
-            let mut others = self.by_key.range((key.0, 0)..=(key.0, u64::MAX));
-            if others.next().is_none() {
+            if !self.is_client_awake(key.0) {
                 self.flows_by_key.remove(&key.0);
             }
         }
@@ -538,15 +538,17 @@ impl Endpoint {
 
     /// Registers a client's session that is awake or about to be.
     fn enlist(&mut self, key: InstanceKey, id: SessionId) {
-        let Endpoint {
-            flows_by_key,
-            hibernated: asleep,
-            ..
-        } = self;
-        flows_by_key
-            .entry(key.0)
-            .or_insert_with(|| asleep.flows_of(&key.0));
+        let asleep = self.hibernated.flows_of(&key.0);
+        if asleep > 0 && !self.is_client_awake(key.0) {
+            self.flows_by_key.insert(key.0, asleep);
+        }
         self.by_key.insert(key, id);
+    }
+
+    /// Whether a client has a session that is awake or about to be.
+    fn is_client_awake(&self, client: PublicKey) -> bool {
+        let mut awake = self.by_key.range((client, 0)..=(client, u64::MAX));
+        awake.next().is_some()
     }
 
     /// The next event of any session. [`SessionEvent::Closed`] is the last one of its session.
@@ -712,7 +714,9 @@ impl Endpoint {
                     self.book_changes(id);
                 }
             }
-            Some(CidRoute::HalfOpen { index, path }) => self.confirm(now, from, index, path, bytes),
+            Some(CidRoute::HalfOpen { index, path }) => {
+                self.confirm(now, from, index as usize, path, bytes);
+            }
             None if self.pass_datagram(from, cid, bytes) => {}
             None => self.answer_unknown(now, from, cid, bytes.len()),
         }

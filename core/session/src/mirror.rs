@@ -131,6 +131,10 @@ impl Session {
                 path.wants |= path::want::PING;
             }
         }
+        if self.paths[slot].payload_out == 0 {
+            // Before the first payload there is nothing to repair. Many paths of a server never carry any.
+            return;
+        }
         let hides = (0..self.paths.len()).any(|n| n != slot && self.paths[n].fetches_for(own));
         self.paths.at(slot).recovery.classify_losses(now, hides);
     }

@@ -29,7 +29,8 @@ const RAISE_AFTER: Span = Span::from_secs(600);
 pub(crate) struct MtuDiscovery {
     current: u16,
     max: u16,
-    next: Option<usize>,
+    /// The place of the size to probe next in the list of candidate sizes.
+    next: Option<u8>,
     in_flight: bool,
     failures: u8,
     large_losses: u8,
@@ -84,11 +85,17 @@ impl MtuDiscovery {
         self.current() != before
     }
 
-    /// The index of the largest candidate size below `limit` that would be an improvement.
-    fn below(&self, limit: u16) -> Option<usize> {
-        LADDER
+    /// The place of the largest candidate size below `limit` that would be an improvement.
+    fn below(&self, limit: u16) -> Option<u8> {
+        let place = LADDER
             .iter()
-            .rposition(|s| *s < limit && *s > self.current && *s <= self.max)
+            .rposition(|s| *s < limit && *s > self.current && *s <= self.max)?;
+        Some(place as u8)
+    }
+
+    /// The candidate size to probe next, if there is one.
+    fn next_size(&self) -> Option<u16> {
+        self.next.map(|place| LADDER[usize::from(place)])
     }
 
     pub(crate) fn current(&self) -> usize {
@@ -98,12 +105,12 @@ impl MtuDiscovery {
         )
     }
 
-    /// The index of the size to probe now, if there is one.
+    /// The size to probe now, if there is one.
     pub(crate) fn probe(&self) -> Option<usize> {
         if self.in_flight || self.limit.is_some() {
             None
         } else {
-            self.next.map(|i| usize::from(LADDER[i]))
+            self.next_size().map(usize::from)
         }
     }
     pub(crate) fn on_probe_sent(&mut self) {
@@ -121,7 +128,7 @@ impl MtuDiscovery {
         self.failures += 1;
         if self.failures >= PROBES_MAX {
             self.failures = 0;
-            self.next = self.next.and_then(|i| self.below(LADDER[i]));
+            self.next = self.next_size().and_then(|size| self.below(size));
             if self.next.is_none() {
                 self.raise_at = now + RAISE_AFTER;
             }

@@ -6,16 +6,12 @@
 //!     └── link down, GONE ──▶ removed └────────────── any packet received ◀──────┘
 //! ```
 
-use std::net::SocketAddr;
-
 use d2tp_time::{Span, Time};
-use d2tp_wire::{
-    Cid, DATA_HEADER_BYTES, Frame, PathId, PathStatus, ReasonCode, TAG_BYTES, TOKEN_BYTES,
-    VARINT_MAX,
-};
+use d2tp_wire::{Cid, DATA_HEADER_BYTES, Frame, PathId, PathStatus, ReasonCode, TAG_BYTES};
 
 use crate::ack_offload_state::{AckOffloadState, CarriedAckBudget};
 use crate::acks::AckTracker;
+use crate::address_validation::AddressValidation;
 use crate::config::{EndpointConfig, PATHS_MAX};
 use crate::control_budget::ControlBudget;
 use crate::drwa::Drwa;
@@ -23,6 +19,7 @@ use crate::link::Addresses;
 use crate::mirror_state::{LentPath, MirrorGuard};
 use crate::mtu::MtuDiscovery;
 use crate::pacer::Pacer;
+use crate::path_limit::{LIMIT_DATAGRAMS_MIN, PathLimits};
 use crate::path_map::PathMap;
 use crate::path_scheduler::{CopyProgress, PathCandidate, PathScheduler};
 use crate::recovery::Recovery;
@@ -53,15 +50,6 @@ pub(crate) mod want {
     pub(crate) const RSP: u16 = 1 << 7;
 }
 
-/// R-PATH-12: the lowest limit of a path, in datagrams. Below it a sender could not detect losses.
-pub(crate) const LIMIT_DATAGRAMS_MIN: u64 = 4;
-/// The part by which a receive limit must change to be announced again: each announcement costs a
-/// frame.
-const LIMIT_GRAIN: u64 = 16;
-
-/// The most outstanding challenges of a path. When there are more, the oldest is forgotten.
-const CHALLENGE_NONCES_MAX: usize = 4;
-
 /// The number of ACKs for which the peer is asked per window of data. Fewer cost less, and let slow
 /// start grow later.
 const ACKS_PER_WINDOW: u64 = 8;
@@ -88,20 +76,6 @@ const CONTROL_WAIT_MAX: Span = Span::from_secs(1); // a guess: a grant is for ab
 /// range. With less room only bytes from there help, and no timer.
 pub(crate) const SPEAK_MIN: u64 =
     (DATA_HEADER_BYTES + Frame::ACK_OF_ONE_RANGE_BYTES_MAX + TAG_BYTES) as u64;
-
-/// A challenge sent to one address.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Challenge {
-    pub(crate) nonce: [u8; 16],
-    pub(crate) remote: SocketAddr,
-}
-
-/// The address of a path before it moved. The path returns to it if that address answers.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PreviousAddress {
-    pub(crate) addresses: Addresses,
-    pub(crate) ask: bool,
-}
 
 /// A path of a session.
 #[derive(Debug)]
@@ -144,20 +118,11 @@ pub(crate) struct SessionPath {
     pub(crate) reason: ReasonCode,
     pub(crate) wants: u16,
     pub(crate) cid_remote: Cid,
-    pub(crate) token: [u8; TOKEN_BYTES],
     pub(crate) validated: bool,
-    pub(crate) challenges: Vec<Challenge>,
-    pub(crate) answers: Vec<([u8; 16], Option<Addresses>)>,
-    pub(crate) previous: Option<Box<PreviousAddress>>,
-    /// The answer to the last challenge. It is repeated if it was lost, until AUTH arrives. Only a
-    /// device sets it.
-    pub(crate) answered: Option<[u8; 16]>,
-    /// The limit on bytes in flight that the peer announced, and its sequence number.
-    pub(crate) limit_in: (u64, u64),
-    /// The receive limit that we announced to the peer, and its sequence number.
-    pub(crate) limit_out: (u64, u64),
-    /// The limit that this host's application set.
-    pub(crate) limit_asked: u64,
+    /// Challenges and answers; none on most paths that are validated.
+    pub(crate) validation: Option<Box<AddressValidation>>,
+    /// Limits on the bytes in flight; none on most paths.
+    pub(crate) limits: Option<Box<PathLimits>>,
     /// The receiver's control of the queue, which computes another limit.
     pub(crate) drwa: Option<Box<Drwa>>,
     /// Bytes received from the address while it is not validated.
@@ -220,7 +185,7 @@ impl SessionPath {
         id: PathId,
         addresses: Addresses,
         config: &EndpointConfig,
-        cid: (Cid, [u8; TOKEN_BYTES]),
+        cid_remote: Cid,
     ) -> Self {
         let mtu = MtuDiscovery::new(datagram_max(config, &addresses));
         let datagram = mtu.current() as u64;
@@ -245,16 +210,10 @@ impl SessionPath {
             gated: false,
             reason: ReasonCode::None,
             wants: 0,
-            cid_remote: cid.0,
-            token: cid.1,
+            cid_remote,
             validated: false,
-            challenges: Vec::new(),
-            answers: Vec::new(),
-            previous: None,
-            answered: None,
-            limit_in: (0, u64::MAX),
-            limit_out: (0, VARINT_MAX),
-            limit_asked: VARINT_MAX,
+            validation: None,
+            limits: None,
             drwa: config
                 .drwa
                 .map(|lambda| Box::new(Drwa::new(lambda, LIMIT_DATAGRAMS_MIN * datagram))),
@@ -294,29 +253,6 @@ impl SessionPath {
         path
     }
 
-    /// Challenges the peer at this path's current address.
-    pub(crate) fn challenge(&mut self, nonce: [u8; 16]) {
-        self.add_challenge(nonce, self.addresses.remote);
-        self.wants |= want::CHG;
-    }
-
-    /// Records a challenge sent to an address; the oldest beyond the limit is forgotten.
-    pub(crate) fn add_challenge(&mut self, nonce: [u8; 16], remote: SocketAddr) {
-        if self.challenges.len() >= CHALLENGE_NONCES_MAX {
-            self.challenges.remove(0);
-        }
-        self.challenges.push(Challenge { nonce, remote });
-    }
-
-    /// The challenge to send to the path's current address.
-    pub(crate) fn challenge_here(&self) -> Option<Challenge> {
-        self.challenges
-            .iter()
-            .rev()
-            .find(|c| c.remote == self.addresses.remote)
-            .copied()
-    }
-
     /// Whether a challenge to an address that is not validated waits to be sent: it leaves before anything
     /// else does, as a probe.
     pub(crate) fn must_challenge(&self) -> bool {
@@ -348,29 +284,11 @@ impl SessionPath {
         window.min(self.allowed().saturating_sub(self.recovery.in_flight))
     }
 
-    /// The limit on bytes in flight that the peer announced; `None` without a limit.
-    pub(crate) fn limit(&self) -> Option<u64> {
-        (self.limit_in.1 < VARINT_MAX).then_some(self.limit_in.1)
-    }
-
-    /// The number of bytes in flight that the peer's limit allows, at least the lowest limit
-    /// (R-PATH-12).
-    fn allowed(&self) -> u64 {
-        let floor = LIMIT_DATAGRAMS_MIN * self.mtu.current() as u64;
-        self.limit_in.1.max(floor)
-    }
-
     /// R-CC-2: whether an ACK of the data in flight proves nothing about the window, because less
     /// than half of the window is used, or the peer's limit leaves the rest empty.
     pub(crate) fn is_window_underused(&self, in_flight: u64) -> bool {
         let window = self.recovery.controller.window();
         in_flight * 2 < window || self.allowed() < window
-    }
-
-    /// Sets the application's limit on the bytes that the peer may have in flight on this path.
-    pub(crate) fn set_app_limit(&mut self, bytes: u64) {
-        self.limit_asked = bytes;
-        self.announce_limit();
     }
 
     /// Records a received packet that the peer counts as in flight. R-DRWA-2: if many arrive, the
@@ -398,17 +316,6 @@ impl SessionPath {
         if let Some(drwa) = &mut self.drwa {
             drwa.reset();
             self.announce_limit();
-        }
-    }
-
-    fn announce_limit(&mut self) {
-        let own = self.drwa.as_ref().and_then(|drwa| drwa.limit());
-        let bytes = own.unwrap_or(VARINT_MAX).min(self.limit_asked);
-        let announced = self.limit_out.1;
-        let exact = bytes == self.limit_asked || announced == self.limit_asked;
-        if bytes.abs_diff(announced) > if exact { 0 } else { announced / LIMIT_GRAIN } {
-            self.limit_out = (self.limit_out.0 + 1, bytes);
-            self.wants |= want::LIMIT;
         }
     }
 

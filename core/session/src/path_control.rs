@@ -7,7 +7,7 @@
 //! ```
 
 use d2tp_time::{Span, Time};
-use d2tp_wire::{FlowId, PathId, PathStatus, ReasonCode, TOKEN_BYTES, VARINT_MAX};
+use d2tp_wire::{FlowId, PathId, PathStatus, ReasonCode, VARINT_MAX};
 
 use crate::cid_share;
 use crate::client_handshake::ClientHandshake;
@@ -61,13 +61,13 @@ impl Session {
         } else {
             None
         };
-        let Some((id, (cid, token))) = spare else {
+        let Some((id, cid)) = spare else {
             return self.start_handshake(now, addresses, gated);
         };
         if !self.issued.contains_key(&id) || !self.use_path_id(id) {
             return self.start_handshake(now, addresses, gated);
         }
-        let mut path = SessionPath::new(now, id, addresses, &self.config, (cid, token));
+        let mut path = SessionPath::new(now, id, addresses, &self.config, cid);
         path.gated = gated;
         path.status_seq = 1;
         path.wants |= path::want::STATUS;
@@ -149,19 +149,9 @@ impl Session {
         for n in self.issued_to..=last {
             let shares = [self.config.cid_share, self.config.worker];
             let cid = cid_share::draw(shares, &mut self.rng);
-            let token = self
-                .cookie_secrets
-                .as_ref()
-                .map_or([0; TOKEN_BYTES], |secrets| secrets.token(cid));
             let path = PathId(n);
-            self.issued.insert(
-                path,
-                IssuedCid {
-                    cid,
-                    token,
-                    must_send: true,
-                },
-            );
+            let must_send = true;
+            self.issued.insert(path, IssuedCid { cid, must_send });
             self.cid_changes.push(CidChange::Add {
                 cid,
                 path,
@@ -191,6 +181,7 @@ impl Session {
             self.cid_changes.push(CidChange::Remove(issued.cid));
         }
         self.spare.remove(&id);
+        self.unknown_tokens.remove(&id);
         for flow in self.flows.iter_mut() {
             flow.grants_in.forget_path(id);
             flow.grants_out.forget_path(id);
@@ -286,6 +277,7 @@ impl Session {
         if let Some(issued) = self.issued.remove(&path.id) {
             self.cid_changes.push(CidChange::Remove(issued.cid));
         }
+        self.unknown_tokens.remove(&path.id);
         self.emit(SessionEvent::PathDown {
             path: path.id,
             link: path.addresses.link,

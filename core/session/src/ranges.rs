@@ -16,6 +16,8 @@ impl RangeSet {
         // The common case is arrival in order, which changes only the last range.
         match self.ranges.last_mut() {
             None => {
+                // Most sets never have a second range: what arrives, arrives in order.
+                self.ranges.reserve_exact(1);
                 self.ranges.push((start, end));
                 return end - start;
             }

@@ -13,14 +13,12 @@ use crate::flow::{SessionFlow, want};
 use crate::flow_api::CODE_DEADLINE;
 use crate::link::Addresses;
 use crate::path;
-use crate::path::{PathState, PreviousAddress, SessionPath};
+use crate::path::{PathState, SessionPath};
 use crate::resume::CODE_ROLLED_BACK;
 use crate::session::Session;
 use crate::session_state::{Role, SessionState};
 use crate::trace::TraceRecord;
 
-/// The most answers to challenges that wait to be sent. Further challenges are dropped.
-const ANSWERS_MAX: usize = 4;
 /// How long packets of the previous key generation are still accepted, in probe timeouts.
 const KEY_KEPT_PROBE_TIMEOUTS: u64 = 3;
 
@@ -117,6 +115,7 @@ impl Session {
         }
         self.keys = None;
         self.spare.clear();
+        self.unknown_tokens.clear();
         if self.role == Role::Initiator {
             self.state = SessionState::Handshaking;
             if let (None, Some((addresses, gated))) = (&self.handshake, best) {
@@ -134,13 +133,13 @@ impl Session {
         if !self.issued.contains_key(&id) {
             return false;
         }
-        let Some((cid, token)) = self.spare.remove(&id) else {
+        let Some(cid) = self.spare.remove(&id) else {
             return false;
         };
         if !self.use_path_id(id) {
             return false;
         }
-        let mut path = SessionPath::new(now, id, from, &self.config, (cid, token));
+        let mut path = SessionPath::new(now, id, from, &self.config, cid);
         path.beside_another = self.paths.iter().any(|p| p.state == PathState::Active);
         // R-PATH-10: the device decides what the path may carry; until it does, nothing.
         path.status = PathStatus::Standby;
@@ -195,10 +194,7 @@ impl Session {
             // challenged. Only a validated address may win, because another one could be a victim's
             // (R-PATH-2).
             if path.validated {
-                path.previous = Some(Box::new(PreviousAddress {
-                    addresses: path.addresses,
-                    ask: true,
-                }));
+                path.note_previous_address();
             }
             path.addresses = from;
             path.set_carrier(&self.config);
@@ -445,12 +441,8 @@ impl Session {
                 self.on_path_status(now, path, seq, status, gated, reason);
             }
             Frame::PathLimit { path, seq, bytes } => {
-                // R-PATH-12: the newest limit counts.
-                if let Some(path) = self.paths.get_mut(path)
-                    && seq > path.limit_in.0
-                {
-                    path.limit_in = (seq, bytes);
-                    path.fit_datagrams_to_limit();
+                if let Some(path) = self.paths.get_mut(path) {
+                    path.on_peer_limit(seq, bytes);
                 }
             }
             Frame::FlowPause {
@@ -468,23 +460,12 @@ impl Session {
                 }
             }
             Frame::Chg { nonce } => {
-                let path = self.paths.at(slot);
-                if path.answers.len() < ANSWERS_MAX {
-                    // R-PATH-3: an answer is valid only from the address that was challenged.
-                    let foreign =
-                        from.remote != path.addresses.remote || from.link != path.addresses.link;
-                    // R-PATH-2: one answer to an address that is not the path's, no larger than the
-                    // challenge's packet.
-                    if !foreign || path.answers.iter().all(|(_, at)| at.is_none()) {
-                        path.answers.push((nonce, foreign.then_some(from)));
-                    }
-                }
+                self.paths.at(slot).on_challenged(nonce, from);
             }
             Frame::Rsp { nonce } => self.on_rsp(now, slot, from, nonce),
             Frame::Auth { path } => {
-                // R-PATH-13: the server accepts the address, so a lost answer need not be repeated.
                 if let Some(path) = self.paths.get_mut(path) {
-                    path.answered = None;
+                    path.on_accepted();
                 }
             }
             Frame::PathCid { path, cid, token } => {
@@ -495,7 +476,7 @@ impl Session {
                 let n = u64::from(path.0);
                 let is_ours = path.0 >= self.issued_to || self.issued.contains_key(&path);
                 if n <= ahead && is_ours && !self.used_paths.contains(n) {
-                    self.spare.insert(path, (cid, token));
+                    self.keep_peer_id(path, cid, token);
                 }
             }
             Frame::Resume {

@@ -96,6 +96,8 @@ pub(crate) struct RecoveryOutcome {
     /// The size of the largest ordinary packet lost.
     pub(crate) lost_size: u16,
     pub(crate) lost_packets: u32,
+    /// When the newest lost packet was sent, if the window was reduced for it.
+    pub(crate) reduced_for: Option<Time>,
 }
 
 /// Sent packets of one path.

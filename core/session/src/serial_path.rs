@@ -11,12 +11,13 @@
 use std::net::{Ipv6Addr, SocketAddr};
 
 use d2tp_time::{Span, Time};
-use d2tp_wire::DATAGRAM_FIRST_BYTES;
+use d2tp_wire::{DATAGRAM_FIRST_BYTES, VARINT_MAX};
 
 use crate::config::EndpointConfig;
 use crate::congestion::{AckEvent, Controller, SiblingPaths};
 use crate::mtu::MtuDiscovery;
-use crate::path::{LIMIT_DATAGRAMS_MIN, SessionPath};
+use crate::path::SessionPath;
+use crate::path_limit::LIMIT_DATAGRAMS_MIN;
 use crate::rtt::RttEstimator;
 
 /// The port of all addresses that identify serial lines.
@@ -149,7 +150,7 @@ impl SessionPath {
         if self.stream.is_some() || self.serial().is_some() {
             return;
         }
-        let size = datagram_within(self.limit_in.1);
+        let size = datagram_within(self.limit().unwrap_or(VARINT_MAX));
         let small = (size < DATAGRAM_FIRST_BYTES as u64).then_some(size as u16);
         if !self.mtu.set_limit(small) {
             return;
@@ -162,7 +163,7 @@ impl SessionPath {
 
 #[cfg(test)]
 mod tests {
-    use d2tp_wire::{CID_BYTES, Cid, DATAGRAM_MAX_BYTES, PathId, TOKEN_BYTES};
+    use d2tp_wire::{CID_BYTES, Cid, DATAGRAM_MAX_BYTES, PathId};
 
     use super::*;
     use crate::link::{Addresses, LinkId};
@@ -179,10 +180,9 @@ mod tests {
             remote: "192.0.2.1:2".parse().unwrap(),
         };
         let config = EndpointConfig::default();
-        let cid = (Cid([1; CID_BYTES]), [0; TOKEN_BYTES]);
+        let cid = Cid([1; CID_BYTES]);
         let mut path = SessionPath::new(Time::ZERO, PathId(0), addresses, &config, cid);
-        path.limit_in = (1, 1_920);
-        path.fit_datagrams_to_limit();
+        path.on_peer_limit(1, 1_920);
         for (remote, bytes) in [
             (addresses.remote, 480),
             (StreamPathId(3).address(), DATAGRAM_MAX_BYTES),

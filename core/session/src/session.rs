@@ -35,6 +35,7 @@ use crate::path_scheduler::{PathScheduler, path_scheduler};
 use crate::ranges::RangeSet;
 use crate::sent_packet::SentFrame;
 use crate::session_state::{CidChange, Role, SessionState};
+use crate::shared_bottleneck::SharedBottlenecks;
 use crate::ticket::ClientTicket;
 use crate::trace::SessionTrace;
 
@@ -54,7 +55,6 @@ pub(crate) mod say {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct IssuedCid {
     pub(crate) cid: Cid,
-    pub(crate) token: [u8; TOKEN_BYTES],
     pub(crate) must_send: bool,
 }
 
@@ -210,7 +210,11 @@ pub struct Session {
     pub(crate) gone: Vec<GonePath>,
     pub(crate) path_metrics_cache: PathMetricsCache,
     pub(crate) issued: PathMap<IssuedCid>,
-    pub(crate) spare: PathMap<(Cid, [u8; TOKEN_BYTES])>,
+    /// Connection ids that the peer issued, of path ids that are not used yet.
+    pub(crate) spare: PathMap<Cid>,
+    /// The tokens of those ids and of the paths' ids. Only a device keeps them: they prove a server's
+    /// UNKNOWN (R-UNKNOWN-1).
+    pub(crate) unknown_tokens: PathMap<[u8; TOKEN_BYTES]>,
     /// Path ids that were used under these keys. None is used again (R-SEAL-2).
     pub(crate) used_paths: RangeSet,
     /// The next connection id to issue.
@@ -262,7 +266,10 @@ pub struct Session {
     pub(crate) keys_at: Time,
     /// The shortest round trip of the path that last measured one; zero before that. Handshakes expect it.
     pub(crate) round_trip_known: Span,
-    /// A server's secrets, from which it makes tokens for the ids that it issues.
+    /// Which paths share a bottleneck, of a session that had several at once.
+    pub(crate) shared_bottlenecks: Option<Box<SharedBottlenecks>>,
+    /// A server's secrets, from which it makes the tokens of the ids that it issues when it sends
+    /// them.
     pub(crate) cookie_secrets: Option<Arc<CookieSecrets>>,
     pub(crate) initial_flow_credit: u64,
     /// Bytes that were received more than once, for reports.
@@ -314,6 +321,7 @@ impl Session {
             path_metrics_cache: PathMetricsCache::default(),
             issued: PathMap::default(),
             spare: PathMap::default(),
+            unknown_tokens: PathMap::default(),
             used_paths: RangeSet::default(),
             issued_to: 0,
             flow_epoch,
@@ -344,6 +352,7 @@ impl Session {
             awaits_memory: false,
             keys_at: now,
             round_trip_known: Span::ZERO,
+            shared_bottlenecks: None,
             cookie_secrets: None,
             initial_flow_credit: 0,
             duplicate_bytes: 0,
@@ -413,6 +422,14 @@ impl Session {
         self.flows.ids()
     }
 
+    /// Keeps a connection id that the peer issued, for a path that may be opened later.
+    pub(crate) fn keep_peer_id(&mut self, path: PathId, cid: Cid, token: [u8; TOKEN_BYTES]) {
+        self.spare.insert(path, cid);
+        if self.role == Role::Initiator {
+            self.unknown_tokens.insert(path, token);
+        }
+    }
+
     pub(crate) fn emit(&mut self, event: SessionEvent) {
         if let Some(trace) = &mut self.trace {
             trace.event(&event);
@@ -427,7 +444,12 @@ impl Session {
     }
     /// The next event for the driver.
     pub fn poll_event(&mut self) -> Option<SessionEvent> {
-        self.events.pop_front()
+        let event = self.events.pop_front();
+        if self.events.is_empty() && self.state == SessionState::Suspended {
+            // The event of the suspension came after the buffers were released.
+            self.events = VecDeque::new();
+        }
+        event
     }
 }
 

@@ -9,7 +9,8 @@
 
 use d2tp_time::{Span, Time};
 
-use crate::path::{LIMIT_DATAGRAMS_MIN, SessionPath};
+use crate::path::SessionPath;
+use crate::path_limit::LIMIT_DATAGRAMS_MIN;
 
 /// Below this rate, in bytes per second, a path is slow: a full packet takes longer than 40 ms on it. Higher: links that carry video
 /// get little beside a faster one, and hold senders in its outages. Lower: radios of some hundred kb/s delay and reorder what

@@ -24,6 +24,9 @@ use crate::session_state::{Role, SessionState};
 const PROBES_BEFORE_SMALL: u32 = 3;
 /// How long a session may have no packet before a server counts it as idle.
 const COOL_AFTER: Span = Span::from_millis(250); // a guess: to allocate its memory again costs a few microseconds
+/// How long a session without a flow may have no packet before a server counts it as idle: it has nothing to send. Longer: where many devices
+/// connect at once, the memory that all of them need for their handshakes at the same time grows.
+const COOL_WITHOUT_FLOW_AFTER: Span = Span::from_millis(50); // measured: docs/benchmarks.md
 /// Probe timeouts on a path that never answered after which a device begins a new handshake.
 const PROBES_BEFORE_KNOCK: u32 = 5;
 
@@ -88,7 +91,11 @@ impl Session {
     /// would be woken for it.
     fn cool_at(&self) -> Time {
         let spoke = self.paths.iter().map(|p| p.last_tx).max();
-        self.last_rx.max(spoke.unwrap_or(Time::ZERO)) + COOL_AFTER
+        let after = match self.flows.len() {
+            0 => COOL_WITHOUT_FLOW_AFTER,
+            _ => COOL_AFTER,
+        };
+        self.last_rx.max(spoke.unwrap_or(Time::ZERO)) + after
     }
 
     /// R-ALIVE-1, R-ALIVE-2: the path that is kept open, if the session must stay reachable.
@@ -236,6 +243,7 @@ impl Session {
                 ..
             } = self;
             let path = paths.at(slot);
+            let mut reduced_for = None;
             if path.recovery.loss_at() <= now {
                 let mut own = path.wants;
                 let outcome = path.recovery.on_loss_timeout(now, delay, |said, arrived| {
@@ -258,6 +266,7 @@ impl Session {
                 if outcome.mtu_lost {
                     path.mtu.on_probe_lost(now);
                 }
+                reduced_for = outcome.reduced_for;
             }
             let mut silent = false;
             if path.may_send() && path.probe_at(asking, delay, interval) <= now {
@@ -304,6 +313,9 @@ impl Session {
                     }
                     path.wants = own;
                 }
+            }
+            if let Some(sent_at) = reduced_for {
+                self.share_reduction(now, slot, sent_at);
             }
             let path = self.paths.at(slot);
             if !path.may_send()
@@ -362,8 +374,7 @@ impl Session {
         self.gone.shrink_to_fit();
         for path in self.paths.iter_mut() {
             path.recovery.shrink();
-            path.challenges.shrink_to_fit();
-            path.answers.shrink_to_fit();
+            path.shrink_validation();
         }
         self.flows.shrink();
     }

@@ -101,6 +101,7 @@ impl Session {
             return None;
         }
         self.route_acks(now);
+        self.route_ack_datagrams(now);
         self.update_steadiest(now);
         let mut order = [0; PATHS_MAX];
         let n = self.paths.order(&mut order);
@@ -233,19 +234,15 @@ impl Session {
     /// Answers a challenge at the address from which it came, which may be the path's previous one.
     fn fill_answer(&mut self, now: Time, slot: usize, buf: &mut [u8]) -> Option<Transmit> {
         let path = self.paths.at(slot);
-        let foreign = path.answers.iter().position(|(_, at)| at.is_some())?;
-        let (nonce, at) = path.answers.remove(foreign);
-        Some(self.fill_alone(now, slot, at?, Frame::Rsp { nonce }, buf))
+        let (nonce, at) = path.take_foreign_answer()?;
+        Some(self.fill_alone(now, slot, at, Frame::Rsp { nonce }, buf))
     }
 
     /// Sends a challenge to a path's previous address.
     fn fill_before(&mut self, now: Time, slot: usize, buf: &mut [u8]) -> Option<Transmit> {
-        let path = self.paths.at(slot);
-        let before = path.previous.as_mut().filter(|b| b.ask)?;
-        before.ask = false;
-        let at = before.addresses;
+        let at = self.paths.at(slot).previous_to_ask()?;
         let nonce = self.rng.array();
-        self.paths.at(slot).add_challenge(nonce, at.remote);
+        self.paths.at(slot).challenge_previous(nonce, at);
         Some(self.fill_alone(now, slot, at, Frame::Chg { nonce }, buf))
     }
 
@@ -444,7 +441,7 @@ impl Session {
             false => None,
         };
         let path = self.paths.at(slot);
-        let path_wants = path.wants != 0 || !path.answers.is_empty();
+        let path_wants = path.wants != 0 || path.has_answer();
         let ack_due = path.acks.due() <= now && !self.is_ack_rerouted(slot);
         let carries = self.carries_acks(path_id);
         let other = payload.is_some()

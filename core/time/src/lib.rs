@@ -4,11 +4,16 @@
 //! owner chose (boot in a program, zero in a simulation), so only differences have a meaning.
 
 use std::fmt;
+use std::num::NonZero;
 use std::ops::{Add, AddAssign, Sub};
 
-/// A point in time: nanoseconds since its owner's clock started.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct Time(u64);
+/// A point in time: nanoseconds since its owner's clock started. An `Option<Time>` takes no more
+/// memory than a `Time`, because sessions have many.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Time(
+    /// The nanoseconds and one more.
+    NonZero<u64>,
+);
 
 /// A length of time in nanoseconds. Arithmetic saturates: a span never wraps.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -16,30 +21,31 @@ pub struct Span(u64);
 
 impl Time {
     /// The start of the clock.
-    pub const ZERO: Time = Time(0);
+    pub const ZERO: Time = Time(NonZero::<u64>::MIN);
     /// Later than every other time: the state of a timer that is not armed.
-    pub const NEVER: Time = Time(u64::MAX);
+    pub const NEVER: Time = Time(NonZero::<u64>::MAX);
 
-    /// The point `ns` nanoseconds after the start of the clock.
+    /// The point `ns` nanoseconds after the start of the clock. The last two values of `ns` both
+    /// become [`Time::NEVER`].
     pub const fn from_nanos(ns: u64) -> Self {
-        Time(ns)
+        Time(NonZero::<u64>::MIN.saturating_add(ns))
     }
     /// The point `s` seconds after the start of the clock, to the nearest nanosecond. Negative
     /// values become zero.
     pub fn from_secs_f64(s: f64) -> Self {
-        Time((s * 1e9).round() as u64)
+        Time::from_nanos((s * 1e9).round() as u64)
     }
     /// Nanoseconds since the start of the clock.
     pub const fn as_nanos(self) -> u64 {
-        self.0
+        self.0.get() - 1
     }
     /// The span from `earlier` to `self`; zero if `earlier` is in fact later.
     pub const fn since(self, earlier: Time) -> Span {
-        Span(self.0.saturating_sub(earlier.0))
+        Span(self.0.get().saturating_sub(earlier.0.get()))
     }
     /// Seconds since the start of the clock, with a fraction.
     pub fn as_secs_f64(self) -> f64 {
-        self.0 as f64 / 1e9
+        self.as_nanos() as f64 / 1e9
     }
 }
 
@@ -116,6 +122,12 @@ impl Span {
     }
 }
 
+impl Default for Time {
+    fn default() -> Time {
+        Time::ZERO
+    }
+}
+
 impl Add<Span> for Time {
     type Output = Time;
     fn add(self, span: Span) -> Time {
@@ -132,7 +144,7 @@ impl AddAssign<Span> for Time {
 impl Sub<Span> for Time {
     type Output = Time;
     fn sub(self, span: Span) -> Time {
-        Time(self.0.saturating_sub(span.0))
+        Time::from_nanos(self.as_nanos().saturating_sub(span.0))
     }
 }
 
@@ -172,5 +184,33 @@ impl From<std::time::Duration> for Span {
 impl From<Span> for std::time::Duration {
     fn from(s: Span) -> Self {
         std::time::Duration::from_nanos(s.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_optional_time_takes_no_more_memory_than_a_time() {
+        assert_eq!(size_of::<Option<Time>>(), size_of::<u64>());
+    }
+
+    #[test]
+    fn times_end_at_zero_and_at_never() {
+        let (ns, second) = (Span::from_nanos(1), Span::from_secs(1));
+        assert_eq!(Time::default(), Time::ZERO);
+        for ns in [0, 1, 1_000_000_000, u64::MAX - 2] {
+            assert_eq!(Time::from_nanos(ns).as_nanos(), ns);
+            assert!(Time::from_nanos(ns) < Time::NEVER);
+        }
+        assert_eq!(Time::from_nanos(u64::MAX), Time::NEVER);
+        assert_eq!(Time::from_nanos(Time::NEVER.as_nanos()), Time::NEVER);
+        assert_eq!(Time::from_nanos(5) + ns, Time::from_nanos(6));
+        assert_eq!(Time::from_nanos(5) - ns, Time::from_nanos(4));
+        assert_eq!(Time::from_nanos(5) - second, Time::ZERO);
+        assert_eq!(Time::NEVER + ns, Time::NEVER);
+        assert_eq!(Time::from_nanos(7).since(Time::from_nanos(4)).as_nanos(), 3);
+        assert_eq!(Time::ZERO.since(Time::NEVER), Span::ZERO);
     }
 }

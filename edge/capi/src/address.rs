@@ -220,13 +220,8 @@ impl SocketName {
             } => (host.clone(), *port, *stream),
         };
         ServerAddress {
-            host,
-            port,
-            key,
             stream,
-            nodes: Default::default(),
-            requires_hybrid: false,
-            round_trip: None,
+            ..ServerAddress::new(host, port, key)
         }
     }
 }

@@ -72,6 +72,19 @@ pub struct ServerAddress {
 }
 
 impl ServerAddress {
+    /// The address of a server with one node, of which nothing else is known.
+    pub fn new(host: impl Into<String>, port: u16, key: PublicKey) -> Self {
+        Self {
+            host: host.into(),
+            port,
+            key,
+            stream: None,
+            nodes: ServerNodes::One,
+            requires_hybrid: false,
+            round_trip: None,
+        }
+    }
+
     /// Where the nodes are that the address itself names.
     pub fn named_nodes(&self) -> Vec<NodeAddress> {
         let first = NodeAddress {
@@ -293,15 +306,7 @@ mod tests {
     fn addresses_come_back_and_mistakes_are_named() {
         let key = PublicKey([7; 32]);
         for host in ["prox.example", "192.0.2.1", "2001:db8::1"] {
-            let address = ServerAddress {
-                host: host.into(),
-                port: 4433,
-                key,
-                stream: None,
-                nodes: Default::default(),
-                requires_hybrid: false,
-                round_trip: None,
-            };
+            let address = ServerAddress::new(host, 4433, key);
             assert_eq!(address.stream_port(), Some(443));
             assert_eq!(address.to_string().parse(), Ok(address.clone()));
             for (stream, tried) in [(Some(8443), Some(8443)), (Some(0), None)] {

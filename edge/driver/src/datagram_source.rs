@@ -29,6 +29,9 @@ pub struct SourcedDatagram {
     pub bytes: Bytes,
     /// How long the datagram may wait for a path from now on.
     pub expiry: Duration,
+    /// Whether the datagram only acknowledges what arrives in other datagrams, so that it may leave on another path
+    /// ([`crate::EndpointConfig::ack_offload`]).
+    pub acknowledges: bool,
 }
 
 /// Where a session gets datagrams from: [`crate::Connection::set_datagram_source`].
@@ -112,7 +115,12 @@ impl DatagramFeed {
             for datagram in self.taken.drain(..) {
                 if datagram.bytes.len() <= max {
                     let expires = now + Span::from(datagram.expiry);
-                    session.send_datagram(datagram.context, datagram.bytes, expires);
+                    match datagram.acknowledges {
+                        true => {
+                            session.send_ack_datagram(datagram.context, datagram.bytes, expires)
+                        }
+                        false => session.send_datagram(datagram.context, datagram.bytes, expires),
+                    }
                 }
             }
         } else {

@@ -18,7 +18,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use d2tp_session::{
     DatagramStats, FlowId, PathSelection, PathStats, PublicKey, Session, SessionEnd, SessionId,
-    Span,
+    SessionState, Span,
 };
 
 use crate::clock;
@@ -115,7 +115,7 @@ impl Drop for ContextInbox {
 /// # let server = Server::bind(ServerOptions { listen: "127.0.0.1:0".parse()?,
 /// #     key: SecretKey::from_bytes([2; 32]), admission: Admission::Anybody, config: EndpointConfig::default() })?;
 /// # let device = Device::new(DeviceOptions { key: SecretKey::from_bytes([1; 32]), config: EndpointConfig::default(),
-/// #     server: ServerAddress { host: "127.0.0.1".into(), port: server.local_addr().port(), key: server.public_key(), stream: None, nodes: Default::default(), requires_hybrid: false, round_trip: None } }).await?;
+/// #     server: ServerAddress::new("127.0.0.1", server.local_addr().port(), server.public_key()) }).await?;
 /// # device.use_default_route()?;
 /// # let _flow = { use tokio::io::AsyncWriteExt; let mut f = device.open(FlowSettings::default())?; f.write_all(b"x").await?; f };
 /// # let far = server.accept().await.unwrap().connection();
@@ -270,6 +270,44 @@ impl Connection {
         let inner = self.shared.inner.lock();
         let session = inner.core.session(self.session);
         session.is_some_and(Session::is_metered)
+    }
+
+    /// Whether no path leads to the peer now, or the session is over.
+    pub fn has_no_path(&self) -> bool {
+        let inner = self.shared.inner.lock();
+        let session = inner.core.session(self.session);
+        session.is_none_or(|s| s.state() == SessionState::Suspended)
+    }
+
+    /// Waits until no path leads to the peer, or the session is over. Nothing wakes the caller before.
+    pub async fn until_suspended(&self) {
+        self.until_suspension_is(true).await;
+    }
+
+    /// Waits until a path leads to the peer; for ever if the session is over. Nothing wakes the caller before.
+    pub async fn until_awake(&self) {
+        self.until_suspension_is(false).await;
+    }
+
+    async fn until_suspension_is(&self, wanted: bool) {
+        loop {
+            let notified = {
+                let mut inner = self.shared.inner.lock();
+                let state = inner.core.session(self.session).map(Session::state);
+                if state.is_none_or(|state| state == SessionState::Suspended) == wanted {
+                    return;
+                }
+                state.map(|_| {
+                    let notice = inner.suspension_notices.entry(self.session).or_default();
+                    // Notified from now on, before the lock is released.
+                    notice.clone().notified_owned()
+                })
+            };
+            match notified {
+                Some(notified) => notified.await,
+                None => std::future::pending().await,
+            }
+        }
     }
 
     /// How many bytes were written to a flow and not acknowledged yet; none if it is over.

@@ -160,6 +160,8 @@ pub(crate) struct DriverCore {
     pub(crate) datagram_feeds: BTreeMap<SessionId, DatagramFeed>,
     /// Sessions whose sources may have datagrams.
     pub(crate) fed_sessions: BTreeSet<SessionId>,
+    /// Notified when a session is suspended, or awake again; only of sessions whose suspension somebody awaited.
+    pub(crate) suspension_notices: BTreeMap<SessionId, Arc<Notify>>,
     pub(crate) qlog: Option<QlogFeed>,
     /// Hibernated sessions.
     pub(crate) hibernation: HibernationState,
@@ -233,8 +235,23 @@ impl DriverCore {
         self.fed_sessions.remove(&id);
     }
 
+    /// Wakes those who wait until a session is suspended or awake.
+    pub(crate) fn notify_suspension(&self, id: SessionId) {
+        if let Some(notice) = self.suspension_notices.get(&id) {
+            notice.notify_waiters();
+        }
+    }
+
+    /// Wakes those who wait until a session is suspended or awake, because it is over or hibernated.
+    pub(crate) fn end_suspension_notice(&mut self, id: SessionId) {
+        if let Some(notice) = self.suspension_notices.remove(&id) {
+            notice.notify_waiters();
+        }
+    }
+
     /// Removes the state of a session that hibernated.
     pub(crate) fn on_hibernated(&mut self, id: SessionId) {
+        self.end_suspension_notice(id);
         if let Some(mut inbox) = self.inboxes.remove(&id) {
             inbox.wake();
         }
@@ -282,6 +299,7 @@ impl DriverShared {
                 inboxes: BTreeMap::new(),
                 datagram_feeds: BTreeMap::new(),
                 fed_sessions: BTreeSet::new(),
+                suspension_notices: BTreeMap::new(),
                 qlog: None,
                 hibernation: HibernationState::default(),
                 streams: StreamQueues::default(),

@@ -365,7 +365,11 @@ impl DriverEngine {
                     continue;
                 }
                 SessionEvent::Asleep => inner.on_hibernated(session),
+                SessionEvent::Suspended(_)
+                | SessionEvent::Woken { .. }
+                | SessionEvent::Established { .. } => inner.notify_suspension(session),
                 SessionEvent::Closed(end) => {
+                    inner.end_suspension_notice(session);
                     inner.move_questions.remove(&session);
                     if let Some(mut inbox) = inner.inboxes.remove(&session) {
                         inbox.wake();

@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use crate::clock;
 use crate::datagrams::{Connection, DatagramError};
 use crate::driver_core::{DROPPED, DriverShared, FlowEntry, SourceCursor};
-use crate::flow_io::{DatagramSender, FlowHibernated, FlowIo, FlowTakenOver};
+use crate::flow_io::{DatagramSender, FlowHibernated, FlowIo, FlowTakenOver, HibernationSwitch};
 use crate::hibernation;
 use crate::relay_host::DeviceRelays;
 use crate::source::{HostKey, SendSource};
@@ -464,6 +464,18 @@ impl FlowIo for Flow {
         hibernation::keep(&mut self.shared.inner.lock(), self.session, self.id, memo);
         // The device may have left before.
         self.shared.wake();
+    }
+    fn hibernation_switch(&self) -> HibernationSwitch {
+        let (shared, (session, id)) = (self.shared.clone(), self.key());
+        Box::new(move |memo| {
+            let mut inner = shared.inner.lock();
+            match memo {
+                Some(memo) => hibernation::keep(&mut inner, session, id, memo),
+                None => hibernation::forbid(&mut inner, session, id),
+            }
+            drop(inner);
+            shared.wake();
+        })
     }
     fn memo(&self) -> Option<Bytes> {
         let inner = self.shared.inner.lock();

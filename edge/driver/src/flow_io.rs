@@ -26,6 +26,9 @@ pub struct FlowTakenOver;
 /// argument. False once the session is over.
 pub type DatagramSender = Box<dyn Fn(u64, Bytes, Duration) -> bool + Send + Sync>;
 
+/// Allows a flow to hibernate with a memo, or no longer: [`FlowIo::hibernation_switch`].
+pub type HibernationSwitch = Box<dyn Fn(Option<Bytes>) + Send + Sync>;
+
 /// A flow as programs see it. [`AsyncWrite::poll_shutdown`] sends the end of our direction.
 pub trait FlowIo: AsyncRead + AsyncWrite + Send + Unpin + 'static {
     /// The flow's id, which no other flow of its session ever has.
@@ -47,6 +50,11 @@ pub trait FlowIo: AsyncRead + AsyncWrite + Send + Unpin + 'static {
     /// then ends with [`FlowHibernated`] and must be dropped: as long as it exists, the flow and
     /// its memo are not returned again.
     fn allow_hibernation(&mut self, _memo: Bytes) {}
+    /// Returns a function that allows the flow to hibernate with a memo, or no longer. It is for a flow without a source,
+    /// while nothing of it is under way: it hibernates only once its peer has acknowledged all that was written.
+    fn hibernation_switch(&self) -> HibernationSwitch {
+        Box::new(|_| {})
+    }
     /// The memo that was stored with this flow, if it hibernated before.
     fn memo(&self) -> Option<Bytes> {
         None

@@ -68,6 +68,17 @@ pub(crate) fn keep(inner: &mut DriverCore, id: SessionId, flow: FlowId, memo: By
     }
 }
 
+/// Allows a flow to hibernate no longer.
+pub(crate) fn forbid(inner: &mut DriverCore, id: SessionId, flow: FlowId) {
+    let Some(key) = key_of(inner, id) else { return };
+    let entry = inner.flows.get_mut(&(id, flow));
+    // The memo of a flow that is over is removed with it.
+    let entry = entry.filter(|entry| entry.end.is_none() && !entry.hibernated);
+    if entry.and_then(|entry| entry.memo.take()).is_some() {
+        inner.hibernation.write_memo(key, flow, None);
+    }
+}
+
 /// Checks again whether a suspended session may hibernate.
 fn recheck_suspended(inner: &mut DriverCore, id: SessionId) {
     let suspended = inner.core.session(id).map(|s| s.state()) == Some(SessionState::Suspended);
@@ -270,10 +281,15 @@ fn hibernate(inner: &mut DriverCore, id: SessionId, now: Time) -> bool {
         return false;
     };
     let flows = session.flow_ids();
-    // Bytes that were received and not read would be lost with their buffer.
+    // Bytes that were received and not read would be lost with their buffer, and so would those that were written, have
+    // no source, and were not acknowledged.
     let bare = flows.iter().any(|flow| {
         let entry = inner.flows.get(&(id, *flow));
-        entry.is_none_or(|e| e.memo.is_none() || e.end.is_some()) || session.has_unread(*flow)
+        let is_kept = |e: &FlowEntry| {
+            let has_memo = e.memo.is_some() && e.end.is_none();
+            has_memo && (e.source.is_some() || e.unclaimed || session.is_flushed(*flow))
+        };
+        !entry.is_some_and(is_kept) || session.has_unread(*flow)
     });
     if bare || !session.may_hibernate() || !inner.core.has_room_hibernated() {
         return false;

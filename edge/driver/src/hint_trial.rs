@@ -18,7 +18,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::address::{ServerAddress, ServerNodes};
+use crate::address::ServerAddress;
 use crate::device::{Device, DeviceOptions, LinkUse};
 use crate::local_hints::{self, HintTrial, LocalHint, LocalNetwork};
 
@@ -72,14 +72,9 @@ impl HintTrial {
     async fn holds_key(&self, link: &Link, address: SocketAddr) -> bool {
         let options = DeviceOptions {
             server: ServerAddress {
-                host: address.ip().to_string(),
-                port: address.port(),
-                key: self.server,
                 // Nothing but a SYN is sent to a host that may be anybody.
                 stream: Some(0),
-                nodes: ServerNodes::One,
-                requires_hybrid: false,
-                round_trip: None,
+                ..ServerAddress::new(address.ip().to_string(), address.port(), self.server)
             },
             key: self.key.clone(),
             config: self.config.clone(),

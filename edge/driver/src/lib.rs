@@ -114,7 +114,7 @@ pub use driver_core::{DriverError, MOVE_CONTEXT};
 pub use engine_counts::EngineCounts;
 pub use flow::{Flow, FlowSettings};
 pub use flow_client::{FlowClient, FlowClientReport};
-pub use flow_io::{DatagramSender, FlowHibernated, FlowIo, FlowTakenOver};
+pub use flow_io::{DatagramSender, FlowHibernated, FlowIo, FlowTakenOver, HibernationSwitch};
 pub use hibernation_state::HibernatedReader;
 pub use instance::{FORGOTTEN, Instance, InstanceClaim};
 pub use instance_lease::InstanceLease;

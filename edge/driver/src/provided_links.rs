@@ -71,7 +71,7 @@ struct ProvidedSocket {
 /// # let server = Server::bind(ServerOptions { listen: "127.0.0.1:0".parse()?,
 /// #     key: SecretKey::from_bytes([2; 32]), admission: Admission::Anybody, config: EndpointConfig::default() })?;
 /// # let options = DeviceOptions { key: SecretKey::from_bytes([1; 32]), config: EndpointConfig::default(),
-/// #     server: ServerAddress { host: "127.0.0.1".into(), port: server.local_addr().port(), key: server.public_key(), stream: None, nodes: Default::default(), requires_hybrid: false, round_trip: None } };
+/// #     server: ServerAddress::new("127.0.0.1", server.local_addr().port(), server.public_key()) };
 /// let links = ProvidedLinks::new();
 /// let mut device = Device::with_attach(options, links.clone()).await?;
 /// device.follow_links(links.subscribe(), |_| LinkUse::Free);

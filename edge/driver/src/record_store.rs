@@ -187,6 +187,9 @@ pub trait SharedRecords: RecordStore {
     /// The name of this node.
     fn node(&self) -> &str;
 
+    /// The name of this process in the store, which no other process of any node ever has.
+    fn process(&self) -> &str;
+
     /// What the store's last answer says of it, in a word.
     fn state(&self) -> &'static str;
 }

@@ -384,15 +384,25 @@ impl Server {
             drop(inner);
             worker.wake();
         }
-        // The resets are sent in the task's next turn.
-        tokio::time::sleep(CLOSE_GRACE).await;
+        // The resets are sent in the task's next turn. Devices wait, so records are written meanwhile.
+        let (early, ()) = tokio::join!(self.write_records(), tokio::time::sleep(CLOSE_GRACE));
+        if let Err(error) = early {
+            tracing::warn!(%error, "records of sessions are written again");
+        }
+        // What the last turn changed.
+        let written = self.write_records().await;
+        self.workers.iter().for_each(|worker| worker.stop());
+        written
+    }
+
+    /// Writes what changed of the records of sessions.
+    async fn write_records(&self) -> Result<(), JournalError> {
         let mut written = Ok(());
         for worker in &self.workers {
             let journal = worker.inner.lock().hibernation.journal.clone();
             if let Some(journal) = journal {
                 written = written.and(hibernation::write_batch(worker, &journal).await);
             }
-            worker.stop();
         }
         written
     }

@@ -8,7 +8,7 @@
 //!      └─ system_calls.rs                 seccomp: only the calls of a list
 //!
 //!  confined(|| parse(bytes))              a thread that reaches no file, no network and no program
-//!  release_free_heap()                    memory that is free and that the C library would keep (heap.rs)
+//!  keep_free_heap(), release_free_heap()  memory that is free: how much the C library keeps (heap.rs)
 //! ```
 //!
 //! Threads and programs that a process starts inherit all of it, and none of it can be taken back. A kernel without one
@@ -27,7 +27,7 @@ mod system_calls;
 
 pub use confined_call::{confined, set_confinement};
 pub use file_access::{FileAccess, check_file_restriction, loaded_libraries, program_loader};
-pub use heap::{limit_heap_arenas, release_free_heap};
+pub use heap::{keep_free_heap, limit_heap_arenas, release_free_heap};
 pub use rustix::thread::CapabilitySet;
 pub use sandbox_report::{SandboxPart, SandboxReport};
 pub use system_calls::ProgramStarts;

@@ -13,7 +13,7 @@ use crate::callsign::ax25_content;
 use crate::line::LineFraming;
 
 /// The most bytes between two delimiters. What is longer is noise.
-const STUFFED_BYTES_MAX: usize = 1_024;
+const STUFFED_BYTES_MAX: usize = 1_536;
 
 const COBS_END: u8 = 0;
 // KISS, as its authors Chepponis and Karn published it in 1987.

@@ -19,8 +19,13 @@ const DELIMITER_BYTES: usize = 4;
 /// How long a frame may occupy the line. Longer: one station keeps the others waiting, and noise destroys
 /// more at once. Shorter: headers take more of a slow line.
 const FRAME_TIME: Duration = Duration::from_millis(250); // a guess
-/// The bounds of a frame's size in bytes, header and check included.
-const FRAME_BYTES: std::ops::RangeInclusive<u32> = 96..=256; // 256: the usual limit of packet radio (AX.25 N1)
+/// The smallest frame in bytes, header and check included.
+const FRAME_BYTES_MIN: u32 = 96;
+/// The largest frame for packet-radio modems in bytes.
+const FRAME_BYTES_MAX_KISS: u32 = 256; // the usual limit of packet radio (AX.25 N1)
+/// The largest frame on other lines in bytes: a packet of 1,200 bytes is whole in it. Nothing is gained by smaller ones, because a packet
+/// is lost with each of its fragments.
+const FRAME_BYTES_MAX: u32 = 1_216;
 
 /// How frames are delimited on a line.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -125,8 +130,11 @@ impl SerialLine {
     /// The largest frame in bytes, before byte stuffing.
     pub fn frame_bytes_max(&self) -> usize {
         let in_time = u64::from(self.bytes_per_second()) * FRAME_TIME.as_millis() as u64 / 1_000;
-        let (min, max) = FRAME_BYTES.into_inner();
-        (in_time as u32).clamp(min, max) as usize
+        let max = match self.framing {
+            LineFraming::Cobs => FRAME_BYTES_MAX,
+            LineFraming::Kiss(_) => FRAME_BYTES_MAX_KISS,
+        };
+        in_time.clamp(FRAME_BYTES_MIN.into(), max.into()) as usize
     }
 }
 
@@ -229,6 +237,19 @@ mod tests {
     #[test]
     fn a_frame_takes_no_longer_than_a_quarter_of_a_second_where_that_is_enough_for_headers() {
         let frame = |baud| SerialLine::new("x", baud).frame_bytes_max();
-        assert_eq!((frame(300), frame(9_600), frame(115_200)), (96, 240, 256));
+        assert_eq!((frame(300), frame(9_600), frame(19_200)), (96, 240, 480));
+        assert_eq!((frame(115_200), frame(4_000_000)), (1_216, 1_216));
+        let modem: SerialLine = "kiss:/dev/x@115200,N0CALL-7".parse().unwrap();
+        assert_eq!(modem.frame_bytes_max(), 256);
+    }
+
+    #[test]
+    fn a_packet_of_1200_bytes_is_whole_in_a_frame_of_a_fast_line() {
+        let frame = SerialLine::new("x", 115_200).frame_bytes_max();
+        let address = crate::StationAddress(7);
+        assert_eq!(
+            crate::fragment(&[1; 1_200], false, address, 0, frame).len(),
+            1
+        );
     }
 }

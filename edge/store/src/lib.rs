@@ -405,6 +405,10 @@ impl SharedRecords for RedisStore {
         &self.inner.node
     }
 
+    fn process(&self) -> &str {
+        &self.inner.connection.process
+    }
+
     fn state(&self) -> &'static str {
         self.health().as_str()
     }

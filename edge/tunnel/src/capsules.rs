@@ -42,6 +42,11 @@ pub struct CapsuleReader {
 }
 
 impl CapsuleReader {
+    /// Whether no part of a capsule was read that is not complete.
+    pub fn is_empty(&self) -> bool {
+        self.unread.is_empty()
+    }
+
     /// The next packet; `None` at the end. May be dropped and called again: nothing is lost.
     ///
     /// # Errors

@@ -18,6 +18,7 @@ use crate::metered_filter::MeteredFilter;
 use crate::packet_pieces::split;
 use crate::packet_queue::{PacketQueue, PacketQueueCounts, WaitingPacket};
 use crate::tcp_hold::{BlockedPacket, TcpHold};
+use crate::tcp_segment::is_plain_ack;
 
 /// The most that packets of one session occupy while they wait: 60 ms of 200 Mb/s.
 const QUEUE_BYTES_MAX: usize = 1536 * 1024; // a guess: several bursts of 64 KiB that a kernel hands over at once
@@ -344,6 +345,7 @@ impl DatagramSource for PacketSource {
         });
         datagrams.extend(taken.take(count).map(|(bytes, expiry)| SourcedDatagram {
             context: PACKET_CONTEXT,
+            acknowledges: is_plain_ack(&bytes),
             bytes,
             expiry,
         }));

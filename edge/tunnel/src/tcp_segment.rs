@@ -284,6 +284,23 @@ fn timestamps(option: &[u8]) -> Option<TcpTimestamps> {
     })
 }
 
+/// The longest packet that may be no more than an ACK: IPv6 and TCP with all options.
+const ACK_BYTES_MAX: usize = 40 + 60;
+
+/// Whether a packet of TCP does nothing but acknowledge: it has no data, reports no loss, and its window is open. What is more
+/// urgent, or may be answered, is no such ACK.
+pub(crate) fn is_plain_ack(packet: &[u8]) -> bool {
+    packet.len() <= ACK_BYTES_MAX
+        && InnerSegment::parse(packet).is_some_and(|segment| {
+            segment.length == 0
+                && !segment.is_reset
+                && segment.window > 0
+                && segment
+                    .acknowledged
+                    .is_some_and(|number| segment.sack.above(number).next().is_none())
+        })
+}
+
 /// Whether `number` comes after `other` in TCP's sequence space.
 pub(crate) fn is_after(number: u32, other: u32) -> bool {
     number.wrapping_sub(other).cast_signed() > 0
@@ -341,6 +358,26 @@ pub(crate) fn selective_acknowledgement(number: u32, blocks: &[(u32, u32)]) -> V
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_segment_that_says_nothing_else_is_a_plain_ack() {
+        let ack = acknowledgement(500);
+        assert!(is_plain_ack(&ack));
+        assert!(!is_plain_ack(&selective_acknowledgement(
+            500,
+            &[(600, 700)]
+        )));
+        // RFC 2883: what came twice is no loss.
+        assert!(is_plain_ack(&selective_acknowledgement(500, &[(400, 450)])));
+        assert!(!is_plain_ack(&segment(100, b"hello")));
+        assert!(!is_plain_ack(&with_window(&ack, 0).expect("a window")));
+        assert!(!is_plain_ack(&ack[..30]) && !is_plain_ack(&[]));
+        let mut finish = Vec::new();
+        let builder = PacketBuilder::ipv4([192, 0, 2, 1], [10, 83, 0, 2], HOPS);
+        let builder = builder.tcp(80, 1_000, 7_000, 400).ack(500).fin();
+        builder.write(&mut finish, &[]).expect("in memory");
+        assert!(!is_plain_ack(&finish));
+    }
 
     #[test]
     fn a_segment_is_read_and_its_answer_closes_the_window() {

@@ -87,15 +87,7 @@ fn fails(how: &str) -> ReceivedPacket {
     let device = world.device().thread("device", move || {
         run(async move {
             let options = DeviceOptions {
-                server: ServerAddress {
-                    host: plan::PROXY_V4.to_string(),
-                    port: PORT,
-                    key,
-                    stream: None,
-                    nodes: Default::default(),
-                    requires_hybrid: false,
-                    round_trip: None,
-                },
+                server: ServerAddress::new(plan::PROXY_V4.to_string(), PORT, key),
                 key: SecretKey::from_bytes([1; 32]),
                 config: EndpointConfig::default(),
             };

@@ -14,6 +14,7 @@ use rand_pcg::Pcg32;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -23,6 +24,8 @@ use tokio_rustls::server::TlsStream;
 pub struct OriginRequest {
     /// The number of the request among all requests, from 0.
     pub count: usize,
+    /// The number of its connection, in the order in which connections were accepted, from 0.
+    pub connection: usize,
     /// The head of the request, with the empty line.
     pub head: String,
     /// The method, such as `GET`.
@@ -34,7 +37,7 @@ pub struct OriginRequest {
 }
 
 impl OriginRequest {
-    fn parse(count: usize, head: String) -> Option<OriginRequest> {
+    fn parse(count: usize, connection: usize, head: String) -> Option<OriginRequest> {
         let mut lines = head.lines();
         let mut words = lines.next()?.split(' ').map(str::to_owned);
         let (method, path) = (words.next()?, words.next()?);
@@ -44,6 +47,7 @@ impl OriginRequest {
             .collect();
         Some(OriginRequest {
             count,
+            connection,
             head,
             method,
             path,
@@ -179,6 +183,8 @@ pub struct ScriptedOrigin {
     pub address: SocketAddr,
     secure: bool,
     requests: Arc<Mutex<Vec<OriginRequest>>>,
+    /// The addresses of the clients whose connections were accepted, in order.
+    accepted: watch::Receiver<Vec<SocketAddr>>,
     task: JoinHandle<()>,
 }
 
@@ -261,8 +267,11 @@ impl ScriptedOrigin {
         let requests: Arc<Mutex<Vec<OriginRequest>>> = Arc::default();
         let seen = requests.clone();
         let script = Arc::new(script);
+        let (accepting, accepted) = watch::channel(Vec::new());
         let task = tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
+            while let Ok((stream, from)) = listener.accept().await {
+                let connection = accepting.borrow().len();
+                accepting.send_modify(|accepted| accepted.push(from));
                 let (seen, script, tls) = (seen.clone(), script.clone(), tls.clone());
                 tokio::spawn(async move {
                     let stream: Box<dyn OriginIo> = match tls {
@@ -270,7 +279,7 @@ impl ScriptedOrigin {
                         Some(tls) => Box::new(tls.accept(stream).await.ok()?),
                     };
                     let mut stream = BufReader::new(stream);
-                    let request = read_request(&mut stream, &seen).await?;
+                    let request = read_request(&mut stream, connection, &seen).await?;
                     script(request, stream).await;
                     Some(())
                 });
@@ -280,8 +289,23 @@ impl ScriptedOrigin {
             address,
             secure,
             requests,
+            accepted,
             task,
         }
+    }
+
+    /// How many connections there have been until now, those included that are still to be accepted: a client that was
+    /// killed may have left some, each with a request in it.
+    pub async fn connections(&self) -> usize {
+        let own = TcpStream::connect(self.address).await;
+        let own = own.expect("a connection to the origin");
+        let address = own.local_addr().expect("its address");
+        // The kernel hands connections over in the order in which they came.
+        let mut accepted = self.accepted.clone();
+        let accepted = accepted.wait_for(|all| all.contains(&address)).await;
+        let accepted = accepted.expect("the origin accepts connections");
+        let position = accepted.iter().rposition(|from| *from == address);
+        position.map_or(0, |own| own + 1)
     }
 
     /// Accepts no more connections; open ones continue.
@@ -308,6 +332,7 @@ async fn listener(host: &str) -> TcpListener {
 
 async fn read_request(
     stream: &mut OriginStream,
+    connection: usize,
     seen: &Mutex<Vec<OriginRequest>>,
 ) -> Option<OriginRequest> {
     let mut head = String::new();
@@ -317,7 +342,7 @@ async fn read_request(
         }
     }
     let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-    let request = OriginRequest::parse(seen.len(), head)?;
+    let request = OriginRequest::parse(seen.len(), connection, head)?;
     seen.push(request.clone());
     Some(request)
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -275,12 +275,20 @@ fn shell_words(command: &mut Command, script: &str) {
 
 /// Ends a proxy, which must say that all went well.
 pub fn end(mut proxy: Child) -> Result<()> {
+    let status = end_by_signal(&mut proxy)?;
+    ensure!(status.success(), "the proxy ended with {status}");
+    Ok(())
+}
+
+/// Ends a program by SIGTERM, and waits for its end.
+pub fn end_by_signal(program: &mut Child) -> Result<ExitStatus> {
+    if let Some(status) = program.try_wait()? {
+        return Ok(status);
+    }
     call(
         Command::new("kill")
             .arg("-TERM")
-            .arg(proxy.id().to_string()),
+            .arg(program.id().to_string()),
     )?;
-    let status = proxy.wait()?;
-    ensure!(status.success(), "the proxy ended with {status}");
-    Ok(())
+    Ok(program.wait()?)
 }

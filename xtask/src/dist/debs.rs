@@ -27,15 +27,18 @@ struct DebPackage {
     /// Whether the package holds programs or shared libraries, which need a C library of some
     /// version.
     has_binaries: bool,
+    /// Whether the package is the same on every architecture.
+    is_for_all: bool,
 }
 
-const PACKAGES: [DebPackage; 5] = [
+const PACKAGES: [DebPackage; 6] = [
     DebPackage {
         name: "cedos",
         package: "cedos",
         variant: None,
         multiarch: None,
         has_binaries: true,
+        is_for_all: false,
     },
     DebPackage {
         name: "cedos-prox",
@@ -43,6 +46,7 @@ const PACKAGES: [DebPackage; 5] = [
         variant: None,
         multiarch: None,
         has_binaries: false,
+        is_for_all: false,
     },
     DebPackage {
         name: "cedos-lab",
@@ -50,6 +54,7 @@ const PACKAGES: [DebPackage; 5] = [
         variant: None,
         multiarch: None,
         has_binaries: true,
+        is_for_all: false,
     },
     DebPackage {
         name: "libd2tp1",
@@ -57,6 +62,7 @@ const PACKAGES: [DebPackage; 5] = [
         variant: Some("library"),
         multiarch: Some("same"),
         has_binaries: true,
+        is_for_all: false,
     },
     DebPackage {
         name: "libd2tp-dev",
@@ -64,6 +70,15 @@ const PACKAGES: [DebPackage; 5] = [
         variant: None,
         multiarch: Some("same"),
         has_binaries: false,
+        is_for_all: false,
+    },
+    DebPackage {
+        name: "webext-cedos",
+        package: "cedos",
+        variant: Some("browser"),
+        multiarch: None,
+        has_binaries: false,
+        is_for_all: true,
     },
 ];
 
@@ -88,7 +103,7 @@ pub fn make(context: &DistContext) -> Result<()> {
     Ok(())
 }
 
-/// The packages of this version, all five.
+/// The packages of this version, all of them.
 pub fn made(context: &DistContext) -> Result<Vec<PathBuf>> {
     let end = format!("_{}_", context.deb_version);
     let mut found = Vec::new();
@@ -136,8 +151,15 @@ fn pack(context: &DistContext, package: &DebPackage, staging: &Path) -> Result<(
     let [file] = files.as_slice() else {
         bail!("cargo-deb made {} packages {begin}…", files.len());
     };
-    repack(context, file, &context.deb_version, file)?;
-    let depends = field(file, "Depends")?;
+    let mut to = file.clone();
+    if package.is_for_all {
+        to.set_file_name(format!("{begin}all.deb"));
+    }
+    repack(context, file, &context.deb_version, &to)?;
+    if to != *file {
+        std::fs::remove_file(file)?;
+    }
+    let depends = field(&to, "Depends")?;
     if package.has_binaries && !depends.contains("libc6 (>= ") {
         bail!(
             "{} does not say which libc6 it needs: {depends:?}",
@@ -158,6 +180,12 @@ pub fn repack(context: &DistContext, file: &Path, version: &str, to: &Path) -> R
         &context.deb_version,
         version,
     );
+    let of = |name| text.starts_with(&format!("Package: {name}\n"));
+    let is_for_all = PACKAGES.iter().any(|one| one.is_for_all && of(one.name));
+    let text = match is_for_all {
+        true => for_all(&text),
+        false => text,
+    };
     std::fs::write(&control, &text)?;
     if text.starts_with("Package: libd2tp1\n") {
         // The dependency of programs that are linked with it: calls are added in 0.x without a
@@ -196,6 +224,15 @@ fn finished_control(text: &str, from: &str, version: &str) -> String {
         .replace(&format!("(= {from})"), &format!("(= {version})"))
 }
 
+/// The control file of a package that is the same on every architecture: cargo-deb writes this machine's.
+fn for_all(text: &str) -> String {
+    let lines = text.lines().map(|line| match line {
+        line if line.starts_with("Architecture: ") => "Architecture: all\n".to_owned(),
+        line => format!("{line}\n"),
+    });
+    lines.collect()
+}
+
 /// Runs Debian's own checks, if lintian is installed.
 pub fn lint(context: &DistContext) -> Result<StepOutcome> {
     if !system_program("lintian") {
@@ -232,6 +269,14 @@ mod tests {
         let next = finished_control(&made, "0.1.0-1", "0.1.0-2");
         assert!(next.contains("Version: 0.1.0-2\n"), "{next}");
         assert!(next.contains("cedos (= 0.1.0-2)"), "{next}");
+    }
+
+    #[test]
+    fn a_package_for_every_architecture_names_none() {
+        let control =
+            "Package: webext-cedos\nVersion: 0.1.0-1\nArchitecture: amd64\nSection: web\n";
+        let expected = control.replace("amd64", "all");
+        assert_eq!(for_all(control), expected);
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub struct Tools {
 pub enum DistTool {
     /// Makes Debian packages from Cargo.toml.
     CargoDeb,
-    /// A linker and C compiler for other targets, and cargo's use of it.
+    /// A C compiler for other targets, zig, and what finds it.
     CargoZigbuild,
     /// Makes bills of materials in CycloneDX.
     CargoCyclonedx,

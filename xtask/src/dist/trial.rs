@@ -63,10 +63,15 @@ pub fn run<'a>(context: &'a DistContext, suite: &str, archs: &[StaticArch], step
         steps.run(&format!("OCI image, {name}"), || trial.image(arch));
     }
     let out = &context.out;
-    let others: [(&str, Result<PathBuf>, TrialStep<'a>); 3] = [
+    let others: [(&str, Result<PathBuf>, TrialStep<'a>); 4] = [
         ("wheel", only(out, "d2tp-", ".whl"), DebianTrial::wheel),
         ("npm package", only(out, "d2tp-", ".tgz"), DebianTrial::npm),
         ("Go module", Ok(go_file(context)), DebianTrial::go),
+        (
+            "the extension in Debian's browsers",
+            only(out, "webext-cedos_", ".deb"),
+            DebianTrial::browsers,
+        ),
     ];
     for (name, file, step) in others {
         steps.run(name, || match file {

@@ -297,7 +297,8 @@ impl DebianTrial<'_> {
 
     pub fn purge(&mut self) -> Result<()> {
         self.service()?;
-        let purge = "apt-get purge -y -q cedos cedos-prox cedos-lab libd2tp1 libd2tp-dev";
+        let purge =
+            "apt-get purge -y -q cedos cedos-prox cedos-lab libd2tp1 libd2tp-dev webext-cedos";
         call(&mut self.system_shell(purge)?)?;
         let runs = self
             .system_shell("systemctl is-active cedos-prox")?

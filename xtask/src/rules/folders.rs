@@ -111,6 +111,7 @@ mod tests {
                     package: folder.replace('/', "-"),
                     extern_name: folder.replace('/', "_"),
                     kind: *kind,
+                    optional: false,
                 })
                 .collect(),
             targets: Vec::new(),

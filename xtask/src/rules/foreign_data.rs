@@ -8,11 +8,12 @@ use super::sources::{SourceFile, Sources};
 use super::tokens::TokenKind;
 
 /// Files that parse foreign data. A name that ends with a slash is a folder.
-const PARSERS: [&str; 15] = [
+const PARSERS: [&str; 16] = [
     "apps/readycast/src/feed.rs",
     "apps/readycast/src/feed/",
     "apps/readycast/src/opml.rs",
-    "apps/readycast/src/rewritten_feed.rs",
+    "apps/prox/src/feed_links.rs",
+    "apps/prox/src/link_request.rs",
     "apps/agent/src/stream/dash.rs",
     "apps/agent/src/stream/playlist.rs",
     "apps/agent/src/fetch/header.rs",

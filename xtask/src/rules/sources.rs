@@ -75,6 +75,8 @@ pub struct Dependency {
     pub extern_name: String,
     /// The purpose of the dependency.
     pub kind: DependencyKind,
+    /// Whether only a feature brings the dependency.
+    pub optional: bool,
 }
 
 /// The kind of a target.
@@ -251,6 +253,7 @@ fn read_package(
             package,
             extern_name,
             kind,
+            optional: dependency["optional"] == true,
         });
     }
     let mut targets = Vec::new();

@@ -160,6 +160,7 @@ mod tests {
                     package: (*name).to_owned(),
                     extern_name: name.replace('-', "_"),
                     kind: *kind,
+                    optional: false,
                 })
                 .collect(),
             targets: Vec::new(),

@@ -75,15 +75,11 @@ impl ProgramServers {
         .with_context(|| format!("no D2TP listener for the program's port {}", at.port()))?;
         let server = Arc::new(server);
         let local = server.local_addr();
-        let address = ServerAddress {
-            host: host_for_devices(local).await.to_string(),
-            port: local.port(),
-            key: server.public_key(),
-            stream: None,
-            nodes: Default::default(),
-            requires_hybrid: false,
-            round_trip: None,
-        };
+        let address = ServerAddress::new(
+            host_for_devices(local).await.to_string(),
+            local.port(),
+            server.public_key(),
+        );
         tokio::spawn(front(
             server.clone(),
             as_called(at),

@@ -515,15 +515,7 @@ mod tests {
 
     fn invitation(expires_s: u64) -> Invitation {
         Invitation {
-            proxy: ServerAddress {
-                host: "proxy.example".into(),
-                port: 4433,
-                key: PublicKey([7; 32]),
-                stream: None,
-                nodes: Default::default(),
-                requires_hybrid: false,
-                round_trip: None,
-            },
+            proxy: ServerAddress::new("proxy.example", 4433, PublicKey([7; 32])),
             secret: InvitationSecret::generate(expires_s),
         }
     }

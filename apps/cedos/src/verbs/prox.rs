@@ -24,11 +24,12 @@ use super::balancer_args::BalancerArgs;
 use super::key;
 use super::log_levels::log_levels;
 use super::prox_config::ProxConfigFile;
-use super::prox_control::{self, ProxVerb};
+use super::prox_control::ProxVerb;
 use super::prox_sockets::PassedSockets;
 use super::prox_state::create_private_dir;
 use super::qlog::QlogArgs;
 use super::transport::TransportArgs;
+use super::which_proxy;
 use crate::help::EXPERT;
 
 /// Where D2Prox listens unless told otherwise: every address, both families.
@@ -128,6 +129,10 @@ pub struct ProxArgs {
     /// Network whose hosts may use --tcp-listen; they have no key (repeatable)
     #[arg(long = "allow-address", value_name = "CIDR", requires = "tcp_listen", value_parser = parse_net)]
     pub allow_addresses: Vec<IpNet>,
+    /// Address at which podcast apps reach --tcp-listen, such as https://proxy.example, where a web server in front ends
+    /// TLS: `cedos prox feeds` makes links of it. They work from everywhere, and lead to the feeds that you list
+    #[arg(long, value_name = "URL", requires = "tcp_listen")]
+    pub feeds_url: Option<String>,
     /// Let clients reach private and loopback networks (metadata services stay refused)
     #[arg(long)]
     pub allow_private: bool,
@@ -237,9 +242,10 @@ impl ProxArgs {
         if let (None, Some(path)) = (&self.state_dir, &self.config) {
             self.state_dir = ProxConfigFile::read(path)?.state_dir;
         }
-        if self.state_dir.is_none() && !self.config()?.is_for_anybody() {
-            // Clients that are invited must be kept somewhere.
-            self.state_dir = Some(prox_control::default_state_dir()?);
+        let config = self.config()?;
+        if self.state_dir.is_none() && (!config.is_for_anybody() || config.feeds_url.is_some()) {
+            // Clients that are invited, or have links, must be kept somewhere.
+            self.state_dir = Some(which_proxy::default_state_dir()?);
         }
         Ok(())
     }
@@ -276,12 +282,19 @@ impl ProxArgs {
                 ),
             });
         }
-        if self.tcp_listen.is_some() && config.allow_addresses.is_empty() {
+        let is_for_nobody = config.allow_addresses.is_empty() && config.feeds_url.is_none();
+        if self.tcp_listen.is_some() && is_for_nobody {
             return Err(SettingsError {
                 path: None,
                 text: "--tcp-listen needs --allow-address, or allow_addresses in the file of --config: \
                        nobody could use it"
                     .to_owned(),
+            });
+        }
+        if self.tcp_listen.is_none() && config.feeds_url.is_some() {
+            return Err(SettingsError {
+                path: None,
+                text: "feeds_url needs --tcp-listen: podcast apps reach the proxy there".to_owned(),
             });
         }
         Ok(config)
@@ -321,6 +334,7 @@ impl ProxArgs {
         for (given, setting) in [
             (&self.store, &mut config.store),
             (&self.node, &mut config.node),
+            (&self.feeds_url, &mut config.feeds_url),
         ] {
             if given.is_some() {
                 setting.clone_from(given);

@@ -1,16 +1,14 @@
-//! `cedos prox invite`, `client`, `status`, `reload`, `drain`: the operator's commands to a running proxy.
+//! `cedos prox invite`, `client`, `feeds`, `status`, `reload`, `drain`: the operator's commands to a running proxy.
 
 use std::io::IsTerminal;
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use cedos_agent::fetch::option_parsers::{parse_bytes, parse_span};
 use cedos_agent::fetch::report::human_bytes;
-use cedos_agent::fetch::state_directory::state_directory;
-use cedos_prox::{ClientLimits, ControlClient, ControlError, ControlRequest};
+use cedos_prox::{ClientLimits, ControlRequest};
 use cedos_terminal::{print_stderr, print_stdout, print_stdout_white_on_black};
 use clap::{Args, Subcommand};
 use fast_qr::{ECL, QRBuilder};
@@ -19,9 +17,9 @@ use serde_json::{Value, json};
 
 use super::get::parse_rate;
 use super::log_levels::log_warnings;
+use super::prox_feeds::{self, FeedsArgs};
+use super::which_proxy::WhichProxy;
 
-/// The state directory of a proxy that the system runs.
-const SYSTEM_STATE_DIR: &str = "/var/lib/cedos-prox";
 /// The interval of looks at a proxy that its devices leave.
 const DRAIN_LOOK_EVERY: Duration = Duration::from_millis(500);
 /// The longest time that an invitation may be open.
@@ -34,6 +32,7 @@ const QUIET_ZONE: usize = 4;
 pub enum ProxVerb {
     Invite(InviteArgs),
     Client(ClientArgs),
+    Feeds(FeedsArgs),
     Status(StatusArgs),
     Reload(ReloadArgs),
     Drain(DrainArgs),
@@ -277,53 +276,11 @@ enum ClientVerb {
     },
 }
 
-/// Which proxy is meant.
-#[derive(Debug, Args)]
-struct WhichProxy {
-    /// The --state-dir of the proxy that runs [default: this user's proxy, else the system's in
-    /// /var/lib/cedos-prox]
-    #[arg(long, value_name = "DIR")]
-    state_dir: Option<PathBuf>,
-}
-
 fn parse_expiry(text: &str) -> Result<Duration, String> {
     let span = parse_span(text)?;
     match span <= EXPIRES_MAX {
         true => Ok(span),
         false => Err("an invitation is open for 30 days at most".to_owned()),
-    }
-}
-
-/// The state directory of a proxy for which none is named.
-///
-/// # Errors
-/// The user has no such directory.
-pub fn default_state_dir() -> anyhow::Result<PathBuf> {
-    Ok(state_directory()?.join("prox"))
-}
-
-impl WhichProxy {
-    /// Connects to the proxy.
-    async fn connect(&self) -> anyhow::Result<ControlClient> {
-        if let Some(directory) = &self.state_dir {
-            return Ok(ControlClient::connect(directory).await?);
-        }
-        let own = default_state_dir()?;
-        for directory in [own.as_path(), Path::new(SYSTEM_STATE_DIR)] {
-            match ControlClient::connect(directory).await {
-                Err(ControlError::NotRunning(_)) => {}
-                connected => return Ok(connected?),
-            }
-        }
-        bail!(
-            "no proxy runs with its state in {} or {SYSTEM_STATE_DIR}; start one (`cedos prox`), or name its \
-             directory with --state-dir",
-            own.display()
-        )
-    }
-
-    async fn ask(&self, request: ControlRequest) -> anyhow::Result<Value> {
-        Ok(self.connect().await?.ask(&request).await?)
     }
 }
 
@@ -335,6 +292,7 @@ pub async fn run(verb: ProxVerb) -> anyhow::Result<ExitCode> {
     match verb {
         ProxVerb::Invite(args) => invite(args).await?,
         ProxVerb::Client(args) => client(args.verb).await?,
+        ProxVerb::Feeds(args) => prox_feeds::feeds(args).await?,
         ProxVerb::Status(args) => status(args).await?,
         ProxVerb::Reload(args) => reload(args).await?,
         ProxVerb::Drain(args) => drain(args).await?,

@@ -51,6 +51,8 @@ use super::service_readiness::announce_readiness;
 /// How long origins may take to answer before a new process requests the same again. Devices' new requests wait as long.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(2); // a guess: most origins answer within one
 
+/// How long the bucket that nodes share may take to get what is complete, before the node ends: other nodes read it there.
+const IN_BUCKET_WITHIN: Duration = Duration::from_secs(10); // a guess: some parts
 /// How long the journal may take to record copies of answers that have just begun, before the next process requests the
 /// same again. Devices' new requests wait as long.
 const RECORDED_WITHIN: Duration = Duration::from_secs(5); // a guess: a disk that other programs write to
@@ -141,6 +143,7 @@ pub async fn run(mut args: ProxArgs, sandbox: Option<ProxSandbox>) -> anyhow::Re
     let (journal, _node_lock) =
         open_records(&args, &key, store, is_resumed || takeover.is_some()).await?;
     let prox = Prox::start(prepared, journal.clone())?;
+    prox.use_link_key(&key.to_bytes());
     prox.open_packet_network(args.state_dir.as_deref(), tunnel_helper.clone())?;
     let _kept_copies = prox.keep_copies_at_exit();
     if args.config.is_some() {
@@ -287,8 +290,17 @@ pub async fn run(mut args: ProxArgs, sandbox: Option<ProxSandbox>) -> anyhow::Re
         if successor.is_some() {
             // What their flows leave behind is for the next process as well.
             let _ = tokio::time::timeout(FLOWS_END_WITHIN, flows.wait()).await;
+            // Devices wait for that process: what does not depend on each other is written at once.
+            tokio::join!(
+                persist_copies(&prox),
+                save_clients(&prox),
+                prox.flush_access_log(),
+                prox.finish_sharing(),
+            );
+        } else {
+            persist_copies(&prox).await;
+            prox.until_in_bucket(IN_BUCKET_WITHIN).await;
         }
-        persist_copies(&prox).await;
     }
     // The next process makes its own.
     prox.close_packet_network();
@@ -296,11 +308,6 @@ pub async fn run(mut args: ProxArgs, sandbox: Option<ProxSandbox>) -> anyhow::Re
         // Its socket goes with it.
         control.abort();
         let _ = control.await;
-    }
-    prox.save_clients();
-    prox.flush_access_log().await;
-    if successor.is_some() {
-        prox.finish_sharing().await;
     }
     if let Some(standby) = successor {
         if let Some(log) = log {
@@ -312,6 +319,8 @@ pub async fn run(mut args: ProxArgs, sandbox: Option<ProxSandbox>) -> anyhow::Re
         };
         return Err(standby.begin()).context("cannot hold the sockets for the new process");
     }
+    prox.save_clients();
+    prox.flush_access_log().await;
     if !finish_within_grace(&flows, &prox).await {
         prox.end_flows();
         flows.wait().await;
@@ -469,14 +478,10 @@ async fn address_for_devices(
         None => host_for_devices(local).await.to_string(),
     };
     let address = ServerAddress {
-        host,
-        port: local.port(),
-        key: server.public_key(),
         // Devices try the usual port by themselves.
         stream: stream_port.filter(|port| *port != STREAM_PORT_DEFAULT),
-        nodes: Default::default(),
-        requires_hybrid: false,
         round_trip: args.transport.round_trip().map(Into::into),
+        ..ServerAddress::new(host, local.port(), server.public_key())
     };
     if local.ip().is_unspecified() && args.public_host.is_none() {
         tracing::info!(
@@ -527,6 +532,13 @@ async fn persist_copies(prox: &Prox) {
     if let Err(error) = prox.persist_copies().await {
         tracing::error!(%error, "copies must be fetched again");
     }
+}
+
+/// Keeps what clients have transferred, and when they were seen.
+async fn save_clients(prox: &Arc<Prox>) {
+    let prox = prox.clone();
+    let saved = tokio::task::spawn_blocking(move || prox.save_clients());
+    saved.await.expect("no panic");
 }
 
 /// A path for messages, or standard output.

@@ -122,13 +122,17 @@ impl SharedStoreSettings {
         let node = node.context("--store needs --node NAME, a name that no other node has")?;
         let dir = args.state_dir.as_deref();
         let dir = dir.context("--store needs --state-dir DIR, a directory of this node")?;
-        let copies = config.copies_dir.as_deref();
-        let copies =
-            copies.context("--store needs --copies-dir DIR, a directory that all nodes see")?;
-        anyhow::ensure!(
-            config.copies.is_none(),
-            "--store keeps copies in --copies-dir; leave --copies out"
-        );
+        let copies = match (config.copies_dir.as_deref(), &config.copies) {
+            (Some(copies), None) => copies,
+            // What a node writes goes to the bucket from its own directory.
+            (None, Some(_)) => dir,
+            (None, None) => anyhow::bail!(
+                "--store needs --copies-dir DIR, a directory that all nodes see, or --copies s3://BUCKET/PREFIX"
+            ),
+            (Some(_), Some(_)) => anyhow::bail!(
+                "--store keeps copies in --copies-dir or in --copies; leave one of them out"
+            ),
+        };
         anyhow::ensure!(
             args.key.is_some(),
             "--store needs --key FILE, the same key on all nodes: they share nothing otherwise"

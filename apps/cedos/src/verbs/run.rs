@@ -144,7 +144,10 @@ pub fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
         }
     };
     log_warnings();
-    nix::sys::prctl::set_child_subreaper(true).context("programs in the background")?;
+    // Refused by qemu, which runs programs of another processor, for example.
+    if let Err(error) = nix::sys::prctl::set_child_subreaper(true) {
+        tracing::warn!(%error, "programs in the background lose their connections when the program ends");
+    }
     let launched = launch(&prepared.plan)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -378,16 +381,12 @@ async fn carry(
 
 /// A proxy that is never called: a server without one may not call anybody.
 fn nowhere(key: &d2tp_driver::SecretKey) -> ServerAddress {
-    ServerAddress {
-        host: "127.0.0.1".into(),
+    ServerAddress::new(
+        "127.0.0.1",
         // The discard service: nobody answers with this key.
-        port: 9,
-        key: key.public(),
-        stream: None,
-        nodes: Default::default(),
-        requires_hybrid: false,
-        round_trip: None,
-    }
+        9,
+        key.public(),
+    )
 }
 
 fn say(chosen: &CaptureChoice, namespace: ProgramNamespace) {

@@ -167,15 +167,11 @@ async fn serve_alone(
 ) -> anyhow::Result<()> {
     let server = Server::bind(options)?;
     let local = server.local_addr();
-    let address = ServerAddress {
-        host: host_for_devices(local).await.to_string(),
-        port: local.port(),
-        key: server.public_key(),
-        stream: None,
-        nodes: Default::default(),
-        requires_hybrid: false,
-        round_trip: None,
-    };
+    let address = ServerAddress::new(
+        host_for_devices(local).await.to_string(),
+        local.port(),
+        server.public_key(),
+    );
     print_stdout(&format!("{address}/"));
     stdout_result()?;
     loop {

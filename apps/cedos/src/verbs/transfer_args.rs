@@ -38,7 +38,11 @@ use d2tp_sched::SchedulerKind;
 /// Deadline of a transfer that names none.
 const WITHIN_DEFAULT: Duration = Duration::from_secs(6 * 3600);
 
-fn parse_offload(text: &str) -> Result<AckOffload, String> {
+/// Parses which other networks may carry ACKs.
+///
+/// # Errors
+/// It is neither a known word nor a number of bytes.
+pub fn parse_offload(text: &str) -> Result<AckOffload, String> {
     match text {
         "never" => Ok(AckOffload::Never),
         "free" => Ok(AckOffload::Free),

@@ -15,7 +15,7 @@ use cedos_agent::proxy::{
 use cedos_agent::settings::{SettingsError, UserSettings};
 use cedos_terminal::{print_stderr, print_stdout, stdout_result};
 use clap::{ArgAction, Args, Subcommand};
-use d2tp_driver::ServerList;
+use d2tp_driver::{AckOffload, ServerList};
 use d2tp_links::{ClassRule, Link};
 use d2tp_sched::CostPolicy;
 use d2tp_tunnel::{INNER_MTU_MIN, PACKET_CONTEXT, TunDevice};
@@ -29,7 +29,7 @@ use super::device_links::watch_links;
 use super::key;
 use super::log_levels::log_warnings;
 use super::proxy_options::ProxyOptions;
-use super::transfer_args::word_parser;
+use super::transfer_args::{parse_offload, word_parser};
 use super::transport::TransportArgs;
 use crate::help::{COST_AND_TIME, EXPERT};
 use crate::vpn::{
@@ -131,6 +131,11 @@ struct VpnUpArgs {
     #[arg(long, value_name = "NAME=CLASS", action = ArgAction::Append, help_heading = COST_AND_TIME)]
     link: Vec<ClassRule>,
 
+    /// With --tcp packets: send ACKs for Wi-Fi over other networks, which makes Wi-Fi faster: never, over free networks, or
+    /// also over metered ones, up to this many bytes a second
+    #[arg(long, value_name = "never|free|BYTES", default_value = "free", value_parser = parse_offload, help_heading = EXPERT)]
+    offload_acks: AckOffload,
+
     #[command(flatten)]
     transport: TransportArgs,
 
@@ -192,6 +197,7 @@ async fn up(args: VpnUpArgs) -> anyhow::Result<()> {
     let (links, _following) = links_without_tunnel(monitor.subscribe());
     let session = ProxySession::new(ProxySessionPeer::Prox, servers, key, links, |config| {
         args.transport.apply(config);
+        config.ack_offload = args.offload_acks;
     });
     session.set_answer_limit(None);
     session.report_carriers();

@@ -54,6 +54,9 @@ pub const OBJECT_BYTES: usize = 10_000_000;
 /// The first bytes of the server's answers to queries of names.
 pub const NAME_ANSWER: &[u8] = b"answer to ";
 
+/// A Wi-Fi of 16 Mb/s towards the device.
+const SLOW_SHAPE: &str = "tc qdisc replace dev ap0 root tbf rate 16mbit burst 32k latency 100ms";
+
 /// The machines of a test.
 pub struct Scene {
     pub home: TempDir,
@@ -71,17 +74,26 @@ impl Scene {
 
     /// Starts device, proxy and server, with this tunnel network.
     pub async fn start_with(net: &'static str) -> Scene {
-        Scene::start_shaped(net, "").await
+        Scene::start_shaped(net, "", "60s").await
     }
 
     /// Starts device, proxy and server, with a Wi-Fi of 16 Mb/s towards the device.
     pub async fn start_slow() -> Scene {
-        let shape = "tc qdisc replace dev ap0 root tbf rate 16mbit burst 32k latency 100ms";
-        Scene::start_shaped("10.83.0.0/16", shape).await
+        Scene::start_shaped("10.83.0.0/16", SLOW_SHAPE, "60s").await
+    }
+
+    /// Starts device, proxy and server, with a Wi-Fi of 16 Mb/s towards the device, and a proxy at which sessions sleep two
+    /// seconds after their last path.
+    pub async fn start_sleepy() -> Scene {
+        Scene::start_shaped("10.83.0.0/16", SLOW_SHAPE, "2s").await
     }
 
     /// Starts all, after the command `shape` on the proxy's host.
-    async fn start_shaped(net: &'static str, shape: &'static str) -> Scene {
+    async fn start_shaped(
+        net: &'static str,
+        shape: &'static str,
+        sleep_after: &'static str,
+    ) -> Scene {
         sh("mount -t tmpfs t /run
             echo nameserver 198.18.0.2 > /run/resolv.conf
             mount --bind /run/resolv.conf /etc/resolv.conf
@@ -104,7 +116,7 @@ impl Scene {
                     runtime.expect("a runtime").block_on(async {
                         let mut running = Vec::new();
                         while restarts.recv().is_ok() {
-                            running.push(start_proxy(&device, &path, net).await);
+                            running.push(start_proxy(&device, &path, net, sleep_after).await);
                             let new: &ProxyProcess = running.last().expect("just started");
                             let _ = restarted.send((pid_of(&new.child), new.address.clone()));
                         }
@@ -200,7 +212,7 @@ pub struct Vpn {
     _lines: Lines<BufReader<ChildStdout>>,
 }
 
-async fn start_proxy(device: &str, home: &Path, net: &str) -> ProxyProcess {
+async fn start_proxy(device: &str, home: &Path, net: &str, sleep_after: &str) -> ProxyProcess {
     let listen = format!("{PROXY_HOST}:4433");
     let more = [
         "--state-dir",
@@ -209,6 +221,8 @@ async fn start_proxy(device: &str, home: &Path, net: &str) -> ProxyProcess {
         net,
         "--metrics-listen",
         "192.0.2.1:9433",
+        "--sleep-after",
+        sleep_after,
     ];
     ProxyProcess::start_for(device, home, &listen, &more).await
 }

@@ -189,10 +189,12 @@ fn download(stream: &mut TcpStream, came: &mut usize, bytes: usize) {
     }
 }
 
-/// A download as packets over a slow link, with 20 s without any network in its middle. Returns how long after that its next
+/// How long most outages last.
+const OUTAGE: Duration = Duration::from_secs(20);
+
+/// A download as packets over a slow link, with an outage of all networks in its middle. Returns how long after that its next
 /// byte came, without what processes waited for a processor. `link`: what networks cost.
-async fn slow_download_with_outage(link: &str) -> Duration {
-    let scene = Scene::start_slow().await;
+async fn slow_download_with_outage(scene: Scene, link: &str, outage: Duration) -> Duration {
     let vpn = scene.up_over(link, &["--tcp", "packets"]).await;
     let mut stream = TcpStream::connect((SERVER, 80)).expect("connected");
     stream
@@ -214,7 +216,7 @@ async fn slow_download_with_outage(link: &str) -> Duration {
         came += n;
     }
     // sleep: an outage is the subject
-    tokio::time::sleep(Duration::from_secs(18)).await;
+    tokio::time::sleep(outage - Duration::from_secs(2)).await;
     stream
         .set_read_timeout(Some(Duration::from_secs(60)))
         .expect("a length of time");
@@ -227,15 +229,41 @@ async fn slow_download_with_outage(link: &str) -> Duration {
     download(&mut stream, &mut came, more);
     let took = back.elapsed().saturating_sub(busy.so_far());
     download(&mut stream, &mut came, OBJECT_BYTES);
+    if outage > OUTAGE {
+        assert!(
+            metrics().contains("flows_ended_total{outcome=\"asleep\"} 1"),
+            "the session slept"
+        );
+    }
     end(&scene, vpn).await;
     took
+}
+
+fn metrics() -> String {
+    let mut stream = TcpStream::connect("192.0.2.1:9433").expect("connected");
+    let request = b"GET /metrics HTTP/1.1\r\nHost: 192.0.2.1:9433\r\nConnection: close\r\n\r\n";
+    stream.write_all(request).expect("writable");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("text");
+    text
 }
 
 #[test]
 fn a_download_as_packets_goes_on_after_twenty_seconds_without_any_network() {
     in_namespace_with(TUNNEL, this_test!(), || async {
-        let took = slow_download_with_outage("w*=free").await;
+        let took = slow_download_with_outage(Scene::start_slow().await, "w*=free", OUTAGE).await;
         // The server's own timer, which doubles, expires up to 20 s later.
+        assert!(took < Duration::from_secs(3), "{took:?}");
+    });
+}
+
+#[test]
+#[ignore = "an outage of more than two minutes"]
+fn a_download_as_packets_goes_on_after_its_session_slept() {
+    in_namespace_with(TUNNEL, this_test!(), || async {
+        // A proxy hears nothing for two minutes before it falls silent itself.
+        let outage = Duration::from_secs(140);
+        let took = slow_download_with_outage(Scene::start_sleepy().await, "w*=free", outage).await;
         assert!(took < Duration::from_secs(3), "{took:?}");
     });
 }
@@ -243,7 +271,7 @@ fn a_download_as_packets_goes_on_after_twenty_seconds_without_any_network() {
 #[test]
 fn a_download_in_capsules_goes_on_after_twenty_seconds_without_any_network() {
     in_namespace_with(TUNNEL, this_test!(), || async {
-        let took = slow_download_with_outage("w*=metered").await;
+        let took = slow_download_with_outage(Scene::start_slow().await, "w*=metered", OUTAGE).await;
         // The server's own timer, which doubles, expires up to 20 s later.
         assert!(took < Duration::from_secs(3), "{took:?}");
     });

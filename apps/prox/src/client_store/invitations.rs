@@ -9,6 +9,7 @@ use crate::client_limits::ClientLimits;
 use crate::client_records::{EnrolledClient, OpenInvitation, StoredInvitation};
 use crate::client_store_error::ClientStoreError;
 use crate::invitation::InvitationSecret;
+use crate::link_keys::{LINK_CLIENT_ID_BYTES, link_client_id, link_client_key};
 use crate::refusal::ProxRefusal;
 
 /// Clients that invitations can enrol.
@@ -107,6 +108,35 @@ impl ClientStore {
             }
         })?;
         Ok(known)
+    }
+
+    /// The client of links with this name, which is made if there is none.
+    ///
+    /// # Errors
+    /// The name will not do or is a device's, there are too many clients, or the file cannot be written.
+    pub(crate) fn client_of_links(&self, name: &str) -> Result<EnrolledClient, ClientStoreError> {
+        let name = checked_name(name)?;
+        let mut id = [0; LINK_CLIENT_ID_BYTES];
+        getrandom::fill(&mut id).expect("the system has randomness");
+        let new = EnrolledClient {
+            name: name.clone(),
+            key: link_client_key(id),
+            enrolled_s: unix_seconds(),
+            seen_s: None,
+            limits: ClientLimits::default(),
+        };
+        self.change(|stored| {
+            let known = stored.clients.values().find(|known| known.name == name);
+            match known {
+                Some(known) if link_client_id(&known.key).is_some() => Ok(known.clone()),
+                Some(_) => Err(ClientStoreError::NotOfLinks(name.clone())),
+                None if stored.clients.len() >= CLIENTS_MAX => Err(ClientStoreError::ClientsFull),
+                None => {
+                    stored.clients.insert(new.key, new.clone());
+                    Ok(new.clone())
+                }
+            }
+        })
     }
 
     /// Enrols a client by the secret of an invitation, which is used up by that. Returns the client's name:

@@ -103,7 +103,8 @@ impl SpooledBody {
         if is_complete || state.len / PART_BYTES > state.in_bucket / PART_BYTES {
             let have = state.len;
             drop(state);
-            bucket.on_growth(home.id, have, is_complete);
+            let version = home.copy_store.version(home.id);
+            bucket.on_growth(home.id, version, have, is_complete);
             self.state.lock().in_bucket = have;
         }
     }

@@ -57,13 +57,12 @@ impl InvitingProxy {
     async fn device(&self, n: u8) -> Device {
         let options = DeviceOptions {
             server: ServerAddress {
-                host: "127.0.0.1".into(),
-                port: self.server.local_addr().port(),
-                key: self.server.public_key(),
                 stream: Some(0),
-                nodes: Default::default(),
-                requires_hybrid: false,
-                round_trip: None,
+                ..ServerAddress::new(
+                    "127.0.0.1",
+                    self.server.local_addr().port(),
+                    self.server.public_key(),
+                )
             },
             key: SecretKey::from_bytes([n; 32]),
             config: EndpointConfig::default(),

@@ -8,6 +8,7 @@ mod egress;
 mod enrol;
 mod fetch;
 mod limits;
+mod links;
 mod memory;
 mod relay;
 mod removal;

@@ -35,15 +35,7 @@ fn listening(n: u8) -> Server {
 }
 
 fn at(server: &Server) -> ServerAddress {
-    ServerAddress {
-        host: "127.0.0.1".into(),
-        port: server.local_addr().port(),
-        key: server.public_key(),
-        stream: None,
-        nodes: Default::default(),
-        requires_hybrid: false,
-        round_trip: None,
-    }
+    ServerAddress::new("127.0.0.1", server.local_addr().port(), server.public_key())
 }
 
 /// A proxy that may reach this machine.

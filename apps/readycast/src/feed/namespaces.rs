@@ -1,11 +1,11 @@
 //! One pass over a feed before feed-rs reads it: what feed-rs leaves out, and what it must not be given.
 
+use cedos_feed::{FeedError, attribute, declares_entities};
 use quick_xml::encoding::DecodingReader;
 use quick_xml::events::{BytesRef, BytesStart, Event};
 use quick_xml::{Reader, Writer};
 
 use crate::enclosure_choice::ALTERNATES_MAX;
-use crate::parsed_feed::FeedError;
 
 /// Deepest nesting of a feed's elements. Categories within categories are read by recursion: a stack has an end.
 const FEED_DEPTH_MAX: usize = 256; // a guess: XHTML in an Atom feed is nested by 20 or so
@@ -320,11 +320,6 @@ fn reader(bytes: &[u8]) -> Reader<DecodingReader<&[u8]>> {
     reader
 }
 
-/// Whether a document type declares entities, which can expand without end.
-pub(crate) fn declares_entities(doctype: &str) -> bool {
-    doctype.to_ascii_uppercase().contains("<!ENTITY")
-}
-
 /// Whether feed-rs would panic at this text of an element.
 fn is_unreadable(name: &str, text: &str) -> bool {
     match name {
@@ -369,18 +364,4 @@ fn push_escape(text: &mut String, escape: &BytesRef<'_>) {
     } else if let Some(known) = quick_xml::escape::resolve_predefined_entity(escape) {
         text.push_str(known);
     }
-}
-
-/// The value of an attribute, whatever the case of its name.
-pub(crate) fn attribute(tag: &BytesStart<'_>, name: &str) -> Option<String> {
-    let mut attributes = tag.attributes();
-    // A second use of a name, as some exporters write it, is no reason to read nothing.
-    attributes.with_checks(false);
-    let is_named = |key: &str| key.eq_ignore_ascii_case(name);
-    let found = attributes
-        .filter_map(Result::ok)
-        .find(|attribute| is_named(attribute.key.as_ref()))?;
-    let value = quick_xml::escape::unescape(&found.value);
-    // What is no escape stays as it is: a bare `&` of an address.
-    Some(value.map_or_else(|_| found.value.to_string(), |value| value.into_owned()))
 }

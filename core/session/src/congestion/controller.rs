@@ -70,6 +70,12 @@ pub(crate) trait Controller: Send + std::fmt::Debug {
     fn raise_reduced_window(&mut self, _window: u64) {}
     /// Handles that all losses so far were random, so that the path's rate is not known yet.
     fn on_random_loss_only(&mut self) {}
+    /// Handles that so many paths of the session share this path's bottleneck, itself included. Each grows by its part of
+    /// what one connection would, and responds to the losses of all ([`Controller::on_shared_loss`]), so that together they
+    /// take what one would. Coupled controllers do so anyway; BBR does not.
+    fn set_share(&mut self, _paths: u32) {}
+    /// Handles a lost packet of another path that shares the bottleneck, sent at `sent_at`.
+    fn on_shared_loss(&mut self, _now: Time, _sent_at: Time) {}
     /// Handles a change of the path's datagram size.
     fn set_datagram(&mut self, bytes: u64);
     /// The number of bytes that may be in flight.

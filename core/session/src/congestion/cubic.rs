@@ -16,6 +16,9 @@ const BETA: (u64, u64) = (7, 10);
 /// C = 0.4 (RFC 9438 §5.1), as a fraction.
 const C: (i128, i128) = (2, 5);
 
+/// The most paths that count as sharing a bottleneck.
+const SHARERS_MAX: u32 = 8;
+
 #[derive(Debug, Clone)]
 struct CubicState {
     window: u64,
@@ -39,6 +42,8 @@ pub(super) struct Cubic {
     acked_at: Time,
     /// Whether nothing was in flight any more after that ACK.
     is_idle: bool,
+    /// The number of paths that together grow as one connection does.
+    sharers: u32,
 }
 
 /// The largest r with r³ ≤ n.
@@ -75,6 +80,7 @@ impl Cubic {
             before: None,
             acked_at: Time::ZERO,
             is_idle: false,
+            sharers: 1,
         }
     }
 
@@ -90,6 +96,8 @@ impl Cubic {
     fn k_us(&self) -> u64 {
         let s = &self.state;
         let missing = u128::from(s.w_max.saturating_sub(s.window));
+        // What shares a bottleneck grows by its part of C, and so in the time in which one connection grows by all.
+        let missing = missing * u128::from(self.sharers);
         // K³ s³ = missing/datagram · 5/2, so K³ in µs³ is that times 10^18.
         cube_root(missing * 5 * 1_000_000_000_000_000_000 / (2 * u128::from(self.datagram)))
     }
@@ -102,6 +110,7 @@ impl Cubic {
         let d = d.clamp(-10_000_000_000, 10_000_000_000);
         let grown =
             d * d * d / 1_000_000_000 * C.0 * i128::from(self.datagram) / C.1 / 1_000_000_000;
+        let grown = grown / i128::from(self.sharers);
         (i128::from(s.w_max) + grown).clamp(0, i128::from(u64::MAX / 4)) as u64
     }
 }
@@ -143,14 +152,15 @@ impl Controller for Cubic {
             .w_cubic(t + a.rtt)
             .clamp(self.state.window, self.state.window * 3 / 2);
         let s = &mut self.state;
-        // Reno-friendly region, RFC 9438 §4.3: α = 3(1−β)/(1+β) = 9/17 until W_max, then 1.
+        // Reno-friendly region, RFC 9438 §4.3: α = 3(1−β)/(1+β) = 9/17 until W_max, then 1; of what shares a bottleneck
+        // its part.
         s.reno_acked += a.bytes;
         let (num, den) = if s.reno_window < s.w_max {
             (9, 17)
         } else {
             (1, 1)
         };
-        let need = s.reno_window * den / num;
+        let need = s.reno_window * den / num * u64::from(self.sharers);
         if s.reno_acked >= need {
             s.reno_acked -= need;
             s.reno_window += datagram;
@@ -248,6 +258,22 @@ impl Controller for Cubic {
         self.state.epoch_start = None;
         self.before = None;
         self.hystart = HyStart::new();
+    }
+
+    fn set_share(&mut self, paths: u32) {
+        let sharers = paths.clamp(1, SHARERS_MAX);
+        if std::mem::replace(&mut self.sharers, sharers) != sharers {
+            // The function of time begins anew where it has come to.
+            self.state.epoch_start = None;
+            self.state.w_max = self.state.window;
+        }
+    }
+
+    fn on_shared_loss(&mut self, now: Time, sent_at: Time) {
+        let before = self.before.take();
+        self.on_loss(now, sent_at);
+        // That the packet arrived after all is not learnt here. Where nothing was reduced, its own response may be undone.
+        self.before = before.filter(|_| self.before.is_none());
     }
 
     fn set_datagram(&mut self, bytes: u64) {
@@ -370,6 +396,72 @@ mod tests {
         // Nothing is sent, and then a whole window at once.
         let idle = grown_around(|_, now| *now += Span::from_secs(30));
         assert!(idle.abs_diff(steady) <= 1, "{idle}, not {steady}");
+    }
+
+    /// The mean sum of the windows, in datagrams, of paths that share a bottleneck where one packet of `one_of` is lost.
+    fn mean_windows(sharers: u32, rtt_ms: u64, one_of: u64) -> f64 {
+        let mut now = Time::from_nanos(1_000_000_000);
+        let mut paths: Vec<Cubic> = (0..sharers).map(|_| Cubic::new(MSS)).collect();
+        for path in &mut paths {
+            path.on_loss(now, now);
+            path.set_share(sharers);
+        }
+        let (mut sent, mut sum, mut rounds) = (0, 0.0, 0.0);
+        for round in 0..40_000 {
+            now += Span::from_millis(rtt_ms);
+            let mut is_lost = false;
+            for path in &mut paths {
+                let window = path.window();
+                let ack = AckEvent {
+                    rtt: Span::from_millis(rtt_ms),
+                    sent_at: now - Span::from_millis(rtt_ms),
+                    ..acked(now, window)
+                };
+                path.on_ack(ack, &[]);
+                sent += window / MSS;
+                if round > 10_000 {
+                    sum += window as f64 / MSS as f64;
+                }
+            }
+            if sent >= one_of {
+                (sent, is_lost) = (0, true);
+            }
+            for (n, path) in paths.iter_mut().enumerate().filter(|_| is_lost) {
+                match n {
+                    0 => path.on_loss(now, now),
+                    _ => path.on_shared_loss(now, now),
+                }
+            }
+            rounds += f64::from(u8::from(round > 10_000));
+        }
+        sum / rounds
+    }
+
+    #[test]
+    fn paths_that_share_a_bottleneck_have_together_the_window_of_one_connection() {
+        // As Reno, in between, and where the cubic function alone counts.
+        for (rtt_ms, one_of) in [(20, 500), (50, 5_000), (100, 100_000)] {
+            let alone = mean_windows(1, rtt_ms, one_of);
+            for sharers in [2, 3] {
+                let together = mean_windows(sharers, rtt_ms, one_of) / alone;
+                assert!(
+                    (0.9..1.1).contains(&together),
+                    "{sharers} at {rtt_ms} ms and 1 of {one_of}: {together}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_response_to_the_loss_of_another_path_is_not_undone_by_what_arrived_here() {
+        let mut cubic = Cubic::new(MSS);
+        cubic.state.window = 100 * MSS;
+        cubic.on_shared_loss(Time::from_nanos(100), Time::from_nanos(50));
+        assert_eq!(cubic.window(), 70 * MSS);
+        cubic.on_shared_loss(Time::from_nanos(110), Time::from_nanos(60));
+        assert_eq!(cubic.window(), 70 * MSS, "one round is one response");
+        cubic.on_spurious();
+        assert_eq!(cubic.window(), 70 * MSS);
     }
 
     #[test]

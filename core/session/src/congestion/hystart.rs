@@ -42,9 +42,14 @@ impl RoundDelivery {
     }
 }
 
-/// The state of slow start in its two phases.
+/// The state of slow start. It takes memory from the first ACK on that may enlarge the window: most
+/// paths of a server with many sessions have none.
 #[derive(Clone, Debug)]
-pub(super) struct HyStart {
+pub(super) struct HyStart(Option<Box<SlowStartRounds>>);
+
+/// The rounds of slow start, in its two phases.
+#[derive(Clone, Debug)]
+struct SlowStartRounds {
     round_end: u64,
     last_min: Span,
     current_min: Span,
@@ -60,7 +65,19 @@ pub(super) struct HyStart {
 
 impl HyStart {
     pub(super) fn new() -> Self {
-        HyStart {
+        HyStart(None)
+    }
+
+    /// The bytes to add to the window for this ACK, and whether slow start is over.
+    pub(super) fn on_ack(&mut self, acked: &AckEvent) -> (u64, bool) {
+        let rounds = self.0.get_or_insert_with(|| SlowStartRounds::new().into());
+        rounds.on_ack(acked)
+    }
+}
+
+impl SlowStartRounds {
+    fn new() -> Self {
+        SlowStartRounds {
             round_end: 0,
             last_min: Span::MAX,
             current_min: Span::MAX,
@@ -73,8 +90,7 @@ impl HyStart {
         }
     }
 
-    /// The bytes to add to the window for this ACK, and whether slow start is over.
-    pub(super) fn on_ack(&mut self, acked: &AckEvent) -> (u64, bool) {
+    fn on_ack(&mut self, acked: &AckEvent) -> (u64, bool) {
         if acked.largest >= self.round_end {
             self.last_min = self.current_min;
             self.current_min = Span::MAX;

@@ -12,6 +12,8 @@ pub(super) struct NewReno {
     window: u64,
     threshold: u64,
     acked: u64,
+    /// The number of paths that together grow as one connection does.
+    sharers: u32,
     recovery_start: Option<Time>,
     before: Option<(u64, u64)>,
 }
@@ -23,6 +25,7 @@ impl NewReno {
             window: WINDOW_INITIAL_DATAGRAMS * datagram,
             threshold: u64::MAX,
             acked: 0,
+            sharers: 1,
             recovery_start: None,
             before: None,
         }
@@ -38,8 +41,9 @@ impl Controller for NewReno {
             self.window += a.bytes;
         } else {
             self.acked += a.bytes;
-            if self.acked >= self.window {
-                self.acked -= self.window;
+            let need = self.window * u64::from(self.sharers);
+            if self.acked >= need {
+                self.acked -= need;
                 self.window += self.datagram;
             }
         }
@@ -88,6 +92,14 @@ impl Controller for NewReno {
     fn on_random_loss_only(&mut self) {
         self.threshold = u64::MAX;
         self.before = None;
+    }
+    fn set_share(&mut self, paths: u32) {
+        self.sharers = paths.max(1);
+    }
+    fn on_shared_loss(&mut self, now: Time, sent_at: Time) {
+        let before = self.before.take();
+        self.on_loss(now, sent_at);
+        self.before = before.filter(|_| self.before.is_none());
     }
     fn set_datagram(&mut self, bytes: u64) {
         self.datagram = bytes;

@@ -336,7 +336,7 @@ impl Endpoint {
                 self.routes.insert(
                     *cid,
                     CidRoute::HalfOpen {
-                        index,
+                        index: index as u32,
                         path: PathId(n),
                     },
                 );
@@ -729,7 +729,7 @@ impl Endpoint {
             // R-PATH-16: the device's keys depend on our answer, so the device received it at this
             // address.
             path.validated = true;
-            path.challenges.clear();
+            path.forget_challenges();
             path.wants = 0;
         }
         session.after_handshake(now, half.body.resumed);

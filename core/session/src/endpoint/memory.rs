@@ -11,8 +11,8 @@ use super::Endpoint;
 use crate::memory_pool::MemoryPool;
 
 /// The memory charged for an awake session without flows, in bytes.
-// measured: 3.9 kB when idle (docs/benchmarks.md); a busy session also has ciphers and records of
-// packets
+// measured: 3.1 kB when idle, and what the allocator keeps (docs/benchmarks.md); a busy session also
+// has ciphers and records of packets
 const SESSION_BYTES: u64 = 8 * 1024;
 /// The memory charged for a half-open handshake, in bytes.
 const HALF_OPEN_BYTES: u64 = 4 * 1024; // a guess: keys of one generation, and the first packets

@@ -165,15 +165,16 @@ impl Endpoint {
     /// R-QUOTA-2: records that a session of this client has `is` flows instead of `was`, and
     /// informs the client's other sessions.
     pub(super) fn book_flows(&mut self, peer: PublicKey, was: usize, is: usize) {
-        if was == is {
+        // A client without awake sessions needs no count.
+        if was == is || !self.is_client_awake(peer) {
             return;
         }
-        // A client without awake sessions needs no count.
-        let Some(total) = self.flows_by_key.get_mut(&peer) else {
-            return;
-        };
+        let total = self.flows_by_key.entry(peer).or_default();
         *total = *total + is - was;
         let total = *total;
+        if total == 0 {
+            self.flows_by_key.remove(&peer);
+        }
         for (_, id) in self.by_key.range((peer, 0)..=(peer, u64::MAX)) {
             if let Some(slot) = self.sessions.get_mut(id.index as usize) {
                 slot.session.flows_elsewhere = total - slot.flows;

@@ -100,8 +100,7 @@ impl Session {
                 let cids = handshake.cids;
                 self.begin_generation(now, keys, epoch, &cids, &body);
                 self.ticket = body.ticket.map(ClientTicket::boxed);
-                let mut path =
-                    SessionPath::new(now, PathId(0), from, &self.config, (body.cid, body.token));
+                let mut path = SessionPath::new(now, PathId(0), from, &self.config, body.cid);
                 path.validated = true;
                 path.gated = gated;
                 path.state = PathState::Active;
@@ -154,13 +153,8 @@ impl Session {
         }
         self.generation += 1;
         for (cid, n) in own_cids.iter().zip(0..) {
-            let token = self
-                .cookie_secrets
-                .as_ref()
-                .map_or([0; 16], |secrets| secrets.token(*cid));
             let issued = crate::session::IssuedCid {
                 cid: *cid,
-                token,
                 must_send: false,
             };
             self.issued.insert(PathId(n), issued);
@@ -170,13 +164,12 @@ impl Session {
                 generation: self.generation,
             });
         }
-        self.spare = peer
-            .spare
-            .iter()
-            .zip(1..)
-            .map(|(s, n)| (PathId(n), *s))
-            .collect();
-        self.spare.insert(PathId(0), (peer.cid, peer.token));
+        self.spare.clear();
+        self.unknown_tokens.clear();
+        self.keep_peer_id(PathId(0), peer.cid, peer.token);
+        for ((cid, token), n) in peer.spare.iter().zip(1..) {
+            self.keep_peer_id(PathId(n), *cid, *token);
+        }
         self.issued_to = own_cids.len() as u32;
         self.gone.clear();
         self.flows.forget_claims();
@@ -243,7 +236,8 @@ impl Session {
             return;
         };
         // R-UNKNOWN-1: only the host that issued the id knows its token.
-        if !verify_unknown_token(&p.token, token) {
+        let expected = self.unknown_tokens.get(&path);
+        if !expected.is_some_and(|expected| verify_unknown_token(expected, token)) {
             return;
         }
         p.unknown = true;

@@ -129,9 +129,13 @@ impl Session {
         if let Some(trace) = &mut self.trace {
             trace.at(now).note_path_changes(path);
         }
+        if let Some(sent_at) = outcome.reduced_for {
+            self.share_reduction(now, slot, sent_at);
+        }
         if outcome.rtt.is_some() {
             self.round_trip_known = self.paths[slot].recovery.rtt.min();
             self.resume_known_path(now, slot);
+            self.note_queue_delay(now, slot);
         }
         if is_reached {
             self.on_path_reaches_peer(now, slot, on_own_path);
@@ -202,24 +206,19 @@ impl Session {
 
     pub(super) fn on_rsp(&mut self, now: Time, slot: usize, from: Addresses, nonce: [u8; 16]) {
         let path = self.paths.at(slot);
-        let asked = path.challenges.iter().find(|c| c.nonce == nonce).copied();
-        let Some(challenge) = asked.filter(|c| c.remote == from.remote) else {
+        if !path.take_challenge(nonce, from.remote) {
             return;
-        };
-        path.challenges.retain(|c| c.nonce != nonce);
-        if challenge.remote == path.addresses.remote {
+        }
+        if from.remote == path.addresses.remote {
             path.validated = true;
             if self.role == Role::Responder {
                 path.wants |= path::want::AUTH;
             }
-        } else if let Some(before) = &path.previous
-            && before.addresses.remote == challenge.remote
-        {
+        } else if let Some(previous) = path.take_previous_at(from.remote) {
             // R-PATH-4: the previous address still answers, so another host caused the move.
-            path.addresses = before.addresses;
+            path.addresses = previous;
             path.set_carrier(&self.config);
             path.validated = true;
-            path.previous = None;
         }
         self.on_heard_by_peer(now, slot);
     }

@@ -103,10 +103,13 @@ impl Recovery {
             if self.controller.window() < window {
                 self.episode_lost = 0;
                 self.episode_spurious = 0;
+                outcome.reduced_for = Some(newest);
                 if let Some(classifier) = &mut self.classifier {
                     let leaves = classifier.reduced_window(window, self.rtt.min());
                     if let Some(least) = leaves.filter(|_| self.hides) {
                         self.controller.raise_reduced_window(least);
+                        // What may be no congestion is no reason for others.
+                        outcome.reduced_for = None;
                     }
                     classifier.on_response(now);
                 }

@@ -1,12 +1,13 @@
 //! The frames of a packet, in their order: challenge, ACK, path, session, flows, datagrams, data.
 
 use d2tp_time::Time;
-use d2tp_wire::{FlowId, Frame, PathId, PathStatus, ReasonCode, WireWriter};
+use d2tp_wire::{FlowId, Frame, PathId, PathStatus, ReasonCode, TOKEN_BYTES, WireWriter};
 
 use super::{DATA_MIN, PATH_GONE_SEQ, PROBE_GATED_BYTES};
 use crate::datagram_queue::{DatagramPath, room};
 use crate::flow::want;
 use crate::path;
+use crate::path_limit::SentLimit;
 use crate::sent_packet::{SentData, SentFrame, SentPacket};
 use crate::session::{Session, say};
 use crate::session_state::Role;
@@ -27,10 +28,9 @@ impl Session {
         }
         path.wants &= !path::want::CHG;
         // An answer to a later challenge may have come after this one was lost.
-        let Some(challenge) = path.challenge_here() else {
+        let Some(nonce) = path.challenge_here() else {
             return 0;
         };
-        let nonce = challenge.nonce;
         Frame::Chg { nonce }.encode(w);
         sent.eliciting = true;
         sent.note(SentFrame::Path {
@@ -56,15 +56,17 @@ impl Session {
         let path = self.paths.at(slot);
         let id = path.id;
         let mut least = 0;
-        while let Some((nonce, _)) = path.answers.first().copied() {
+        while path.has_answer() {
             if w.room() < 17 {
                 return least;
             }
-            path.answers.remove(0);
+            let Some(nonce) = path.take_answer() else {
+                break;
+            };
             Frame::Rsp { nonce }.encode(w);
             sent.eliciting = true;
             if initiator {
-                path.answered = Some(nonce);
+                path.note_answered(nonce);
                 sent.note(SentFrame::Path {
                     path: id,
                     what: path::want::RSP,
@@ -109,8 +111,9 @@ impl Session {
             };
             put(frame, path::want::ACK_RATE, &mut wants, w);
         }
-        if wants & path::want::LIMIT != 0 {
-            let (seq, bytes) = path.limit_out;
+        if wants & path::want::LIMIT != 0
+            && let Some(SentLimit { seq, bytes }) = path.announced_limit()
+        {
             let frame = Frame::PathLimit {
                 path: id,
                 seq,
@@ -120,7 +123,7 @@ impl Session {
         }
         if wants & path::want::RSP != 0 {
             // R-PATH-13: the answer was lost, and the peer has not reported that it is not needed.
-            match path.answered {
+            match path.answered() {
                 Some(nonce) => {
                     put(Frame::Rsp { nonce }, path::want::RSP, &mut wants, w);
                 }
@@ -189,10 +192,12 @@ impl Session {
                 return;
             }
             issued.must_send = false;
+            let secrets = self.cookie_secrets.as_ref();
+            let token = secrets.map_or([0; TOKEN_BYTES], |secrets| secrets.token(issued.cid));
             Frame::PathCid {
                 path: *path,
                 cid: issued.cid,
-                token: issued.token,
+                token,
             }
             .encode(w);
             sent.eliciting = true;
@@ -370,10 +375,17 @@ impl Session {
                 bytes: &next.bytes,
             }
             .encode(w);
+            if next.acknowledges {
+                self.note_ack_datagram(now, slot, next.bytes.len());
+            }
             let path = self.paths.at(slot);
+            sent.eliciting = true;
+            if next.acknowledges && path.gated {
+                // R-GRANT-6: no payload, for which there would have to be a grant.
+                continue;
+            }
             path.payload_out += next.bytes.len() as u64;
             path.copied_out += u64::from(next.is_copy) * next.bytes.len() as u64;
-            sent.eliciting = true;
         }
     }
 

@@ -1,5 +1,5 @@
-//! Two paths through one bottleneck beside somebody else's one: coupled, they take together about what
-//! one connection would (RFC 6356 §2, its goal 2); uncoupled, they take twice as much.
+//! Two paths through one bottleneck beside somebody else's one: they take together about what one connection would
+//! (RFC 6356 §2, its goal 2), with coupled congestion control, or because they are seen to share it (R-CC-4).
 //!
 //! RFC 6356 reasons with one loss rate for all who pass, which a queue that drops early and at random
 //! gives; a drop-tail queue strikes by phase (Floyd and Jacobson 1991), and is kinder to two windows of
@@ -25,11 +25,22 @@ const QUEUES_MS: [u64; 3] = [72, 80, 88];
 
 /// How many times as much as B, which has one path and its own congestion control, A got over two.
 fn ratio(two: CongestionKind, one: CongestionKind, early: bool) -> f64 {
-    let each = QUEUES_MS.map(|queue_ms| ratio_through(queue_ms, two, one, early));
+    ratio_after(SECONDS / 4, SECONDS, two, one, early)
+}
+
+/// How many times as much as B, which has one path, A got over two from the second `begin` to the second `end`.
+fn ratio_after(begin: u64, end: u64, two: CongestionKind, one: CongestionKind, early: bool) -> f64 {
+    let each = QUEUES_MS.map(|queue_ms| ratio_through(queue_ms, [begin, end], two, one, early));
     each.iter().sum::<f64>() / each.len() as f64
 }
 
-fn ratio_through(queue_ms: u64, two: CongestionKind, one: CongestionKind, early: bool) -> f64 {
+fn ratio_through(
+    queue_ms: u64,
+    [from, to]: [u64; 2],
+    two: CongestionKind,
+    one: CongestionKind,
+    early: bool,
+) -> f64 {
     let mut bottleneck = Bottleneck::new(RATE, RATE * queue_ms / 1000);
     if early {
         bottleneck.manager = QueueManagement::Early;
@@ -50,20 +61,13 @@ fn ratio_through(queue_ms: u64, two: CongestionKind, one: CongestionKind, early:
         for link in 0..paths {
             p.open_path(link, false);
         }
-        p.request(RATE * SECONDS, FlowOptions::default());
+        p.request(RATE * to, FlowOptions::default());
         p
     });
     let begin = pairs[0].now;
     let mut at_begin = [0; 2];
-    for (until, got) in [(SECONDS / 4, Some(&mut at_begin)), (SECONDS, None)] {
-        let until = begin + Span::from_secs(until);
-        loop {
-            let [a, b] = &mut pairs;
-            let next = if a.next_at() <= b.next_at() { a } else { b };
-            if !next.step(until) {
-                break;
-            }
-        }
+    for (until, got) in [(from, Some(&mut at_begin)), (to, None)] {
+        run_together(&mut pairs, begin + Span::from_secs(until));
         if let Some(got) = got {
             *got = pairs.each_ref().map(received);
         }
@@ -120,13 +124,7 @@ fn beside_new_reno(mirroring: Mirroring, queue: Queue) -> (f64, PathStats) {
         let lend = |s: &mut Session| s.lend_path(now, LinkId(1), 20_000);
         pairs[0].device.with(session, lend).unwrap();
         let until = begin + MS.times(100 * tenth);
-        loop {
-            let [a, b] = &mut pairs;
-            let next = if a.next_at() <= b.next_at() { a } else { b };
-            if !next.step(until) {
-                break;
-            }
-        }
+        run_together(&mut pairs, until);
         pairs.iter_mut().for_each(|p| p.now = until);
         if tenth == SECONDS * 10 / 4 {
             at_quarter = Some(pairs.each_ref().map(received));
@@ -156,12 +154,88 @@ fn two_coupled_paths_take_about_as_much_as_one_connection() {
     }
 }
 
+// R-CC-4
 #[test]
-fn two_uncoupled_paths_take_twice_as_much() {
+fn paths_that_share_a_bottleneck_take_together_what_one_connection_does() {
     use CongestionKind::{Cubic, NewReno};
     for kind in [Cubic, NewReno] {
-        let ratio = ratio(kind, kind, true);
-        assert!(ratio >= 1.7, "{kind:?}: {ratio}");
+        for early in [true, false] {
+            let ratio = ratio_after(30, 180, kind, kind, early);
+            assert!((0.9..=1.1).contains(&ratio), "{kind:?}: {ratio}");
+        }
+    }
+}
+
+/// Runs sessions until this time, in the order of what happens to them.
+fn run_together(pairs: &mut [Pair], until: Time) {
+    loop {
+        let next_at = pairs.iter_mut().map(Pair::next_at);
+        let next = next_at.enumerate().min_by_key(|(_, at)| *at);
+        let Some((next, _)) = next else { break };
+        if !pairs[next].step(until) {
+            break;
+        }
+    }
+}
+
+/// What a session with a path through each of these queues gets in a minute and a half, in bytes, and what sessions get
+/// that have one of them each besides it. Without `others` there are none.
+fn through_separate(queues: [(u64, u64); 2], others: bool) -> [u64; 2] {
+    let queues = queues.map(|(rate, ms)| {
+        let bottleneck = Bottleneck::new(rate, rate * ms / 1000);
+        Rc::new(RefCell::new(bottleneck))
+    });
+    let mut uses = vec![vec![0, 1]];
+    if others {
+        uses.extend([vec![0], vec![1]]);
+    }
+    let mut pairs: Vec<Pair> = uses
+        .iter()
+        .map(|uses| {
+            let mut p = Pair::with(EndpointConfig {
+                mirroring: Mirroring::Never,
+                hybrid: HybridPolicy::Off,
+                ..config()
+            });
+            for (link, queue) in (0..).zip(uses) {
+                let wire = p.wires.get_mut(&link).unwrap();
+                wire.delay = MS.times(20);
+                wire.behind = Some(queues[*queue].clone());
+                p.open_path(link, false);
+            }
+            p.request(10 * RATE * SECONDS * 2, FlowOptions::default());
+            p
+        })
+        .collect();
+    let begin = pairs[0].now + Span::from_secs(30);
+    run_together(&mut pairs, begin);
+    let before: Vec<u64> = pairs.iter().map(received).collect();
+    run_together(&mut pairs, begin + Span::from_secs(90));
+    let got: Vec<u64> = pairs
+        .iter()
+        .map(received)
+        .zip(before)
+        .map(|(a, b)| a - b)
+        .collect();
+    [got[0], got[1..].iter().sum()]
+}
+
+// R-CC-4
+#[test]
+fn paths_with_bottlenecks_of_their_own_use_each_as_one_connection_does() {
+    for queues in [
+        // Alike in all: what fills both at once is no sign.
+        [(RATE, 80), (RATE, 80)],
+        [(2 * RATE, 60), (RATE / 2, 200)],
+    ] {
+        let all = queues.map(|(rate, _)| rate).iter().sum::<u64>() * 90;
+        let [alone, _] = through_separate(queues, false);
+        let used = alone as f64 / all as f64;
+        let [both, others] = through_separate(queues, true);
+        let ratio = both as f64 / others as f64;
+        println!("{queues:?}: {used:.2} of the rate alone, {ratio:.2} times others beside them");
+        assert!(used > 0.92, "{queues:?}: {used}");
+        assert!(ratio > 0.85, "{queues:?}: {ratio}");
     }
 }
 

@@ -8,6 +8,7 @@ mod adversary;
 mod asleep;
 mod careful;
 mod corpus;
+mod counted;
 mod datagrams;
 mod drwa;
 mod early_data;

@@ -145,3 +145,97 @@ fn acks_of_an_upload_travel_on_the_other_path_if_its_user_said_so() {
         assert_eq!(carried > 1_000, allowed, "{carried} bytes with {offload:?}");
     }
 }
+
+/// The bytes that each link carried from the device in this span, in which datagrams of the application arrive by Wi-Fi at
+/// 600 kB/s, and the device acknowledges every second one by a datagram of 52 bytes; and how many of these arrived.
+fn acknowledged(pair: &mut Pair, time: Span) -> ([u64; 2], usize) {
+    let server = pair.server_session().unwrap();
+    let up = |pair: &Pair| [WIFI, CELL].map(|link| pair.wires[&link].bytes_up);
+    let received = |pair: &Pair| {
+        let is_ack =
+            |event: &SessionEvent| matches!(event, SessionEvent::Datagram { context: 9, .. });
+        pair.server_events
+            .iter()
+            .filter(|(.., event)| is_ack(event))
+            .count()
+    };
+    let (before, received_before) = (up(pair), received(pair));
+    let end = pair.now + time;
+    while pair.now < end {
+        let expires = pair.now + MS.times(500);
+        let data = |s: &mut Session| {
+            (0..2).for_each(|_| s.send_datagram(8, vec![1; 1_000].into(), expires));
+        };
+        pair.server.with(server, data).unwrap();
+        let ack = |s: &mut Session| s.send_ack_datagram(9, vec![2; 52].into(), expires);
+        pair.device.with(pair.session, ack).unwrap();
+        pair.pump();
+        pair.run_for(Span::from_micros(3_333));
+    }
+    let after = up(pair);
+    (
+        [0, 1].map(|n| after[n] - before[n]),
+        received(pair) - received_before,
+    )
+}
+
+#[test]
+fn datagrams_that_acknowledge_travel_on_the_other_path() {
+    // R-ACK-8
+    let time = MS.times(10_000);
+    let sent = 3_000;
+    let mut off = pair(AckOffload::Never);
+    let ([usual, other], arrived) = acknowledged(&mut off, time);
+    assert_eq!(other, 0, "the switch is off");
+    assert!(arrived * 100 > sent * 99, "{arrived}");
+    let mut on = pair(AckOffload::Paid {
+        bytes_per_second: 60_000,
+    });
+    let ([up, other], arrived) = acknowledged(&mut on, time);
+    assert!(arrived * 100 > sent * 99, "{arrived}");
+    assert!(
+        up * 3 < usual,
+        "{up} bytes of {usual} still go the usual way"
+    );
+    assert!(other > usual / 2, "{other} bytes go the other way");
+    let stats = on.device.session(on.session).unwrap().path_stats();
+    let cell = stats
+        .iter()
+        .find(|path| path.addresses.link == LinkId(CELL))
+        .unwrap();
+    assert_eq!(cell.payload_out, 0, "there is no grant");
+}
+
+#[test]
+fn datagrams_that_acknowledge_stay_within_the_budget_of_a_metered_path() {
+    // R-ACK-8, R-GRANT-6
+    let time = MS.times(20_000);
+    let ([_, other], _) = acknowledged(&mut pair(AckOffload::Free), time);
+    assert_eq!(other, 0, "its user allowed nothing");
+    let mut paid = pair(AckOffload::Paid {
+        bytes_per_second: 2_000,
+    });
+    let ([_, other], arrived) = acknowledged(&mut paid, time);
+    assert!(
+        arrived * 100 > 6_000 * 99,
+        "what found no room went the usual way: {arrived}"
+    );
+    // The bytes at once, those of each second, and those of the last packet.
+    assert!(
+        other > 30_000 && other <= 32 * 1024 + 20 * 3_000 + 1_200,
+        "{other}"
+    );
+}
+
+#[test]
+fn datagrams_that_acknowledge_return_when_the_other_path_dies() {
+    // R-ACK-8
+    let mut pair = pair(AckOffload::Paid {
+        bytes_per_second: 60_000,
+    });
+    acknowledged(&mut pair, MS.times(3_000));
+    pair.silence(CELL);
+    acknowledged(&mut pair, MS.times(1_000));
+    let (_, arrived) = acknowledged(&mut pair, MS.times(2_000));
+    assert!(arrived > 580, "{arrived} of 600 a second after its death");
+}

@@ -97,6 +97,7 @@ impl DatagramSource for Numbers {
             context: 5,
             bytes: number.to_be_bytes().to_vec().into(),
             expiry: LONG,
+            acknowledges: false,
         }));
         self.next.store(end, Ordering::Relaxed);
     }

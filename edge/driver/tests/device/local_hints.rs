@@ -68,13 +68,8 @@ impl Attach for HintedLinks {
 async fn device(server: &Server, known: SocketAddr, links: &Arc<HintedLinks>) -> Device {
     let options = DeviceOptions {
         server: ServerAddress {
-            host: known.ip().to_string(),
-            port: known.port(),
-            key: server.public_key(),
             stream: Some(0),
-            nodes: Default::default(),
-            requires_hybrid: false,
-            round_trip: None,
+            ..ServerAddress::new(known.ip().to_string(), known.port(), server.public_key())
         },
         key: key(1),
         config: EndpointConfig::default(),

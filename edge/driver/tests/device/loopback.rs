@@ -28,15 +28,7 @@ fn server(admission: Admission) -> Server {
 }
 
 async fn device(server: &Server) -> Device {
-    let address = ServerAddress {
-        host: "127.0.0.1".into(),
-        port: server.local_addr().port(),
-        key: server.public_key(),
-        stream: None,
-        nodes: Default::default(),
-        requires_hybrid: false,
-        round_trip: None,
-    };
+    let address = ServerAddress::new("127.0.0.1", server.local_addr().port(), server.public_key());
     let options = DeviceOptions {
         server: address,
         key: key(1),

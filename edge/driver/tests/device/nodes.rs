@@ -119,13 +119,8 @@ fn address(server: &Server, nodes: &[&Node]) -> ServerAddress {
     let mut places: Vec<NodeAddress> = places.collect();
     let first = places.remove(0);
     ServerAddress {
-        host: first.host,
-        port: first.port,
-        key: server.public_key(),
-        stream: None,
         nodes: ServerNodes::Also(places),
-        requires_hybrid: false,
-        round_trip: None,
+        ..ServerAddress::new(first.host, first.port, server.public_key())
     }
 }
 

@@ -26,15 +26,7 @@ fn relaying(memory: &MemoryPool) -> Server {
 /// A device with this key, and the server's end of a flow of it.
 async fn client(server: &Server, n: u8) -> (Device, Flow, Flow) {
     let options = DeviceOptions {
-        server: ServerAddress {
-            host: "127.0.0.1".into(),
-            port: server.local_addr().port(),
-            key: server.public_key(),
-            stream: None,
-            nodes: Default::default(),
-            requires_hybrid: false,
-            round_trip: None,
-        },
+        server: ServerAddress::new("127.0.0.1", server.local_addr().port(), server.public_key()),
         key: key(n),
         config: EndpointConfig::default(),
     };

@@ -40,15 +40,7 @@ fn server_at(listen: &str, journal: Option<Arc<Journal>>) -> Server {
 
 fn options(server: &Server) -> DeviceOptions {
     DeviceOptions {
-        server: ServerAddress {
-            host: "127.0.0.1".into(),
-            port: server.local_addr().port(),
-            key: server.public_key(),
-            stream: None,
-            nodes: Default::default(),
-            requires_hybrid: false,
-            round_trip: None,
-        },
+        server: ServerAddress::new("127.0.0.1", server.local_addr().port(), server.public_key()),
         key: key(1),
         config: EndpointConfig::default(),
     }
@@ -227,6 +219,64 @@ async fn a_flow_whose_bytes_are_read_when_its_device_has_left_hibernates_then() 
     asleep(far_other).await;
     assert_eq!(server.counts(), (1, 1, 0));
     far.read_exact(&mut [0; 3]).await.unwrap();
+    asleep(far).await;
+}
+
+/// A flow at the server, and its device, which leaves; then another device leaves and its session hibernates, so that the
+/// first one's turn has come. `before`: what the server does with its flow before the first device leaves, and `after` when
+/// it has left.
+async fn awake_in_its_turn(
+    before: impl AsyncFn(&mut Flow),
+    after: impl AsyncFn(&mut Flow),
+) -> (Server, Flow) {
+    let server = server_at("127.0.0.1:0", None);
+    let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let start = async |dir: &tempfile::TempDir| {
+        let instance = instance(dir.path(), false);
+        let (device, _) = Device::resume(options(&server), instance, None)
+            .await
+            .unwrap();
+        device.use_default_route().unwrap();
+        device
+    };
+    let device = start(&dirs[0]).await;
+    let (flow, mut far) = unread(&server, &device).await;
+    far.read_exact(&mut [0; 3]).await.unwrap();
+    before(&mut far).await;
+    gone(device, flow).await;
+    until(|| !has_path(&far)).await;
+    after(&mut far).await;
+    let other = start(&dirs[1]).await;
+    let (flow, far_other) = begun(&server, &other, 100_000).await;
+    gone(other, flow).await;
+    asleep(far_other).await;
+    assert_eq!(server.counts(), (1, 1, 0));
+    (server, far)
+}
+
+#[tokio::test]
+async fn a_flow_without_a_source_does_not_hibernate_before_its_peer_has_what_was_written() {
+    let memo = Bytes::from_static(b"what it needs");
+    let (server, far) = awake_in_its_turn(
+        async |far| far.allow_hibernation(memo.clone()),
+        async |far| far.write_all(b"nobody acknowledges it").await.unwrap(),
+    )
+    .await;
+    drop((server, far));
+}
+
+#[tokio::test]
+async fn a_flow_that_may_hibernate_no_longer_stays_awake_until_it_may_again() {
+    let memo = Bytes::from_static(b"what it needs");
+    let (_server, far) = awake_in_its_turn(
+        async |far| {
+            far.allow_hibernation(memo.clone());
+            far.hibernation_switch()(None);
+        },
+        async |_| {},
+    )
+    .await;
+    far.hibernation_switch()(Some(memo));
     asleep(far).await;
 }
 

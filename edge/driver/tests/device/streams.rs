@@ -120,13 +120,12 @@ async fn device_of_streams(server: &Server, silent: &UdpSocket, at: SocketAddr) 
     links.add(wifi(1));
     let options = DeviceOptions {
         server: ServerAddress {
-            host: "127.0.0.1".into(),
-            port: silent.local_addr().expect("an address").port(),
-            key: server.public_key(),
             stream: Some(at.port()),
-            nodes: Default::default(),
-            requires_hybrid: false,
-            round_trip: None,
+            ..ServerAddress::new(
+                "127.0.0.1",
+                silent.local_addr().expect("an address").port(),
+                server.public_key(),
+            )
         },
         key: key(1),
         config: EndpointConfig::default(),

@@ -61,15 +61,7 @@ pub async fn device_by_way_of(
 /// The options of a device that reaches the server at this port.
 pub fn options_at(port: u16, server: &Server) -> DeviceOptions {
     DeviceOptions {
-        server: ServerAddress {
-            host: "127.0.0.1".into(),
-            port,
-            key: server.public_key(),
-            stream: None,
-            nodes: Default::default(),
-            requires_hybrid: false,
-            round_trip: None,
-        },
+        server: ServerAddress::new("127.0.0.1", port, server.public_key()),
         key: key(1),
         config: EndpointConfig::default(),
     }

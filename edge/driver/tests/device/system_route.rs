@@ -29,15 +29,7 @@ async fn a_link_that_comes_up_takes_the_place_of_the_systems_route_and_gives_it_
     let (server, links) = (server(), ProvidedLinks::new());
     let attach: std::sync::Arc<dyn Attach> = links.clone();
     let options = DeviceOptions {
-        server: ServerAddress {
-            host: "127.0.0.1".into(),
-            port: server.local_addr().port(),
-            key: server.public_key(),
-            stream: None,
-            nodes: Default::default(),
-            requires_hybrid: false,
-            round_trip: None,
-        },
+        server: ServerAddress::new("127.0.0.1", server.local_addr().port(), server.public_key()),
         key: key(1),
         config: EndpointConfig::default(),
     };

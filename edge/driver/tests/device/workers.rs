@@ -27,15 +27,7 @@ fn server() -> Server {
 
 async fn device(server: &Server, number: u8) -> Device {
     let options = DeviceOptions {
-        server: ServerAddress {
-            host: "127.0.0.1".into(),
-            port: server.local_addr().port(),
-            key: server.public_key(),
-            stream: None,
-            nodes: Default::default(),
-            requires_hybrid: false,
-            round_trip: None,
-        },
+        server: ServerAddress::new("127.0.0.1", server.local_addr().port(), server.public_key()),
         key: key(100 + number),
         config: EndpointConfig::default(),
     };

@@ -115,15 +115,11 @@ fn start_prox(
                 admission: Admission::Only([client].into()),
                 config: EndpointConfig::default(),
             })?);
-            let _ = ready.send(Ok(ServerAddress {
-                host: server.local_addr().ip().to_string(),
-                port: server.local_addr().port(),
-                key: server.public_key(),
-                stream: None,
-                nodes: Default::default(),
-                requires_hybrid: false,
-                round_trip: None,
-            }));
+            let _ = ready.send(Ok(ServerAddress::new(
+                server.local_addr().ip().to_string(),
+                server.local_addr().port(),
+                server.public_key(),
+            )));
             let stop = async { drop(stopped.await) };
             cedos_prox::serve(server.clone(), prox, stop).await;
             server.close().await;

@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use super::bridge::LabBridge;
 use super::energy_settings::write_energy_settings;
 use super::prox::{LabProx, through};
 use super::{LOOK, classes, end};
@@ -60,7 +61,7 @@ pub struct DeviceClient {
 }
 
 impl DeviceClient {
-    /// Prepares the device for a client, before the scenario's time begins.
+    /// Prepares the device for a client, before the scenario's time begins. `bridge`: a radio that a VPN uses beside its links.
     ///
     /// # Errors
     /// The client cannot do what the scenario asks, or its agent or VPN did not start.
@@ -70,6 +71,7 @@ impl DeviceClient {
         program: &Path,
         folder: &Path,
         prox: &LabProx,
+        bridge: Option<&LabBridge>,
     ) -> anyhow::Result<DeviceClient> {
         let scenario = world.scenario();
         let budget = |flow: &&ScenarioFlow| flow.metered_bytes_max.is_some();
@@ -93,7 +95,7 @@ impl DeviceClient {
         };
         started.agent = match client {
             LabClient::Proxy => Some(started.start_agent(world, program, folder, prox)?),
-            LabClient::Vpn => Some(start_vpn(world, program, folder, prox)?),
+            LabClient::Vpn => Some(start_vpn(world, program, folder, prox, bridge)?),
             LabClient::Get | LabClient::Run | LabClient::Socket => None,
         };
         Ok(started)
@@ -219,6 +221,7 @@ fn start_vpn(
     program: &Path,
     folder: &Path,
     prox: &LabProx,
+    bridge: Option<&LabBridge>,
 ) -> anyhow::Result<Child> {
     let scenario = world.scenario();
     if let Some(flow) = scenario.flows.iter().find(|flow| flow.deadline_s.is_some()) {
@@ -239,6 +242,10 @@ fn start_vpn(
     for link in &scenario.links {
         command.args(["--link", &format!("{}={}", link.name, link.class.word())]);
     }
+    if let Some(bridge) = bridge {
+        command.args(["--link", &format!("{}=free", bridge.line())]);
+    }
+    command.args(["--offload-acks", &scenario.acks.offload.word()]);
     command.args(scenario.transport.options());
     through(&mut command, prox, world);
     world.device().spawn(command)

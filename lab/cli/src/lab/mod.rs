@@ -6,10 +6,11 @@
 //!                                      └──────────────────────────────┘
 //! ```
 //!
-//! Podcasts have an agent of their own on the device (podcasts.rs). The flows may use another client (client.rs). For comparison the kernel can carry them: `cedos
+//! A VPN may have a radio beside its links (bridge.rs). Podcasts have an agent of their own on the device (podcasts.rs). The flows may use another client (client.rs). For comparison the kernel can carry them: `cedos
 //! lab fetch` (over.rs), without a proxy.
 
 pub mod arrival_meter;
+pub mod bridge;
 pub mod client;
 pub mod energy_settings;
 pub mod kill;
@@ -20,6 +21,7 @@ pub mod prox;
 pub mod socket_transfer;
 pub mod store;
 pub mod transfers;
+pub mod udp_stream;
 
 use anyhow::Context;
 use cedos_lab_emu::{World, plan};

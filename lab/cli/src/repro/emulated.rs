@@ -60,18 +60,20 @@ pub fn commanded_in_lab(
     script: &str,
     variables: &[(&str, String)],
 ) -> anyhow::Result<RunReport> {
-    commanded_beside_an_origin(scenario, None, script, variables)
+    commanded_beside_an_origin(scenario, D2TP, None, script, variables)
 }
 
 /// How many of the last lines of a failed run an error repeats.
 const ERROR_LINES: usize = 8;
 
-/// Runs a shell script on the device while another one, `servers`, runs at the origin.
+/// Runs a shell script on the device while another one, `servers`, runs at the origin. `options`: those of the client and its
+/// links.
 ///
 /// # Errors
 /// It could not be run, or the script on the device failed.
 pub fn commanded_beside_an_origin(
     scenario: &str,
+    options: &[&str],
     servers: Option<&str>,
     script: &str,
     variables: &[(&str, String)],
@@ -81,6 +83,7 @@ pub fn commanded_beside_an_origin(
     let program = std::env::current_exe().context("cannot find this program's own path")?;
     let said = Command::new(program)
         .args(["lab", "run", "--json"])
+        .args(options)
         .args(servers.iter().flat_map(|servers| ["--at-origin", servers]))
         .arg(file.path())
         .args(["--", "sh", "-c", script])

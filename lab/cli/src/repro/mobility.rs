@@ -17,6 +17,7 @@
 use std::fmt::Write as _;
 
 use super::emulated::{D2TP, StartedLabRun};
+use super::over_seeds;
 use super::runner::Measured;
 use anyhow::Context;
 use cedos_lab_scenario::{Scenario, ScenarioFault};
@@ -309,15 +310,24 @@ fn sum_mbps(course: &[MobilitySegment]) -> f64 {
     course.iter().map(mbit).sum::<f64>() / end * PAYLOAD_SHARE
 }
 
-/// Runs all coverages in virtual time.
+/// The seeds of walks and drives in virtual time.
+const SEEDS: std::ops::Range<u64> = 0..20;
+
+/// Runs all coverages in virtual time, with courses of each seed.
 pub fn simulate() -> anyhow::Result<Measured> {
+    let each = SEEDS.map(simulated).collect::<anyhow::Result<_>>()?;
+    Ok(over_seeds::combined(each))
+}
+
+/// Runs all coverages in virtual time, with courses of this seed.
+fn simulated(seed: u64) -> anyhow::Result<Measured> {
     let mut ours = Map::new();
     let mut baseline = Map::new();
     for movement in [WALKING, DRIVING] {
         let mut figures = Map::new();
         let mut beside = Map::new();
         for coverage in COVERAGES {
-            let course = movement.course(coverage, 0);
+            let course = movement.course(coverage, seed);
             let whos = [
                 MobilityClient::Ours,
                 MobilityClient::Clairvoyant,

@@ -21,6 +21,7 @@ pub mod holes;
 pub mod mark;
 mod measured;
 mod mobility;
+mod over_seeds;
 mod plane;
 pub mod plot;
 mod podcast_weeks;

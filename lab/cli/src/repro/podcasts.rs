@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 /// The seeds of studies of eight weeks, which are evaluated together. The networks were fitted on
 /// other seeds.
-const SEEDS: std::ops::Range<u64> = 101..102;
+const SEEDS: std::ops::Range<u64> = 101..121;
 
 /// Delay classes: a name, hours from and to, and the percentage of downloads.
 // From the paper: 20 % allow no delay, about 70 % an hour or more. The division among these is

@@ -8,7 +8,7 @@ use cedos_lab_sim::route::{TERRAINS, Terrain, TransitRoute, to_csv};
 use serde_json::{Map, Value, json};
 
 /// The numbers of routes of each terrain, of trips on each route, and of holes on each.
-const ROUTES: u64 = 12;
+const ROUTES: u64 = 20;
 const TRIPS: u64 = 10;
 const HOLES: usize = 25;
 

@@ -4,8 +4,9 @@ use super::experiment::row_file::{ResultRow, RowExperiment};
 use super::experiment::source_files::SourceFiles;
 use super::experiment::{self, facts_of};
 use super::mark::{self, RowVerdict};
+use super::over_seeds::mark_by_seed;
 use super::plot::{Chart, Series};
-use super::runner::{Measured, RowVenue};
+use super::runner::{MarkBySeed, Measured, RowVenue};
 use super::runners;
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
@@ -37,6 +38,9 @@ pub struct Reproduced {
     pub verdict: RowVerdict,
     /// The number of seeds, days, trips or rounds behind the figures.
     pub seeds: usize,
+    /// How each of `mark` fared with the seeds, in the same order; empty unless the figures are means over seeds.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub marks_by_seed: Vec<MarkBySeed>,
     /// Conditions and assumptions.
     pub conditions: Vec<String>,
 }
@@ -103,6 +107,13 @@ pub fn judge(row: &ResultRow, venue: RowVenue, measured: Measured) -> anyhow::Re
         conditions = own.into_iter().chain(conditions).collect();
     }
     let holds = mark::holds(&marks, &measured.ours)?;
+    let marks_by_seed = match measured.ours_by_seed.as_slice() {
+        [] => Vec::new(),
+        by_seed => {
+            let fared = marks.iter().map(|mark| mark_by_seed(mark, by_seed));
+            fared.collect::<anyhow::Result<_>>()?
+        }
+    };
     Ok(Reproduced {
         id: row.id.clone(),
         r#where: venue,
@@ -111,6 +122,7 @@ pub fn judge(row: &ResultRow, venue: RowVenue, measured: Measured) -> anyhow::Re
         paper: row.paper.clone(),
         verdict: mark::verdict(holds, &how.better, &how.contradicts, &measured.ours)?,
         seeds: measured.seeds,
+        marks_by_seed,
         ours: measured.ours,
         baseline: measured.baseline,
         mark: marks,

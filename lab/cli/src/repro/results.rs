@@ -85,7 +85,9 @@ docs/results` keeps a run, `cedos repro --table docs/results > docs/results.md` 
 *Verdict*: **reproduced** where every mark of the row holds, **better** where we are also beyond what the authors
 report, **not reproduced** where a mark does not hold, **contradicts** where the figures speak against the claim. *Where*:
 `sim` is virtual time around the real protocol code; `model` is a model without it; `lab` is real sockets between network
-namespaces; `tunnel` is kernel TCP through the VPN there. The figure shown is the one nearest to its mark.
+namespaces; `tunnel` is kernel TCP through the VPN there. The figure shown is the one nearest to its mark. *Seeds*: of how
+many seeds, days, trips or rounds the figures are; where they are means over seeds, also with how many of these the mark
+held that held with fewest. The JSON has the least and the most of each.
 ";
 
 /// The document of these results.
@@ -154,11 +156,21 @@ fn line(result: &KeptResult) -> String {
         row.verdict.words().to_owned(),
         nearest(row),
         format!("{held} of {}", row.mark.len()),
-        row.seeds.to_string(),
+        seeds(row),
         result.run_on.to_string(),
     ];
     let cells: Vec<_> = cells.iter().map(|cell| cell.replace('|', "\\|")).collect();
     format!("| {} |", cells.join(" | "))
+}
+
+/// The number of seeds, and with how many of them every mark held.
+fn seeds(row: &Reproduced) -> String {
+    let held = row.marks_by_seed.iter().map(|mark| mark.held).min();
+    match held {
+        Some(held) if held < row.seeds => format!("{}; a mark with {held}", row.seeds),
+        Some(_) => format!("{}; each mark with all", row.seeds),
+        None => row.seeds.to_string(),
+    }
 }
 
 /// The marks that do not hold, with their figures.
@@ -225,6 +237,7 @@ fn short(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::runner::MarkBySeed;
     use super::*;
     use crate::repro::mark::RowVerdict;
     use serde_json::json;
@@ -252,6 +265,7 @@ mod tests {
                     RowVerdict::NotReproduced
                 },
                 seeds: 3,
+                marks_by_seed: Vec::new(),
                 conditions: Vec::new(),
             },
         }
@@ -286,8 +300,22 @@ mod tests {
         let both = with_figure("far >= 0.9 * less", &kept("S2", 1.0).row);
         assert_eq!(both, "`far >= 0.9 * less`: 3 and 0.45");
         assert!(text.contains("- S2 (lab): no run is kept\n"), "{text}");
-        assert!(text.contains("- E2 (the web and UDP through holes): it cannot be run yet"));
+        assert!(text.contains("- E2 (tunnel): no run is kept\n"), "{text}");
         assert!(text.contains("![S2.sim](results/S2.sim.svg)"));
+    }
+
+    #[test]
+    fn of_means_over_seeds_it_is_said_with_how_many_the_marks_held() {
+        let mut row = kept("S2", 0.97).row;
+        let held = |held| MarkBySeed {
+            held,
+            least: None,
+            most: None,
+        };
+        row.marks_by_seed = vec![held(3), held(2)];
+        assert_eq!(seeds(&row), "3; a mark with 2");
+        row.marks_by_seed = vec![held(3)];
+        assert_eq!(seeds(&row), "3; each mark with all");
     }
 
     #[test]

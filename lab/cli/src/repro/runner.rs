@@ -28,7 +28,7 @@ impl RowVenue {
 }
 
 /// The measurements of a runner.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Measured {
     /// The figures that we measured.
     pub ours: Value,
@@ -40,6 +40,19 @@ pub struct Measured {
     pub conditions: Vec<String>,
     /// The number of seeds, days, trips or rounds behind the figures; 1 for a single run.
     pub seeds: usize,
+    /// `ours` with each seed, where it is the mean of these.
+    pub ours_by_seed: Vec<Value>,
+}
+
+/// How a mark fared with several seeds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MarkBySeed {
+    /// With how many seeds it held.
+    pub held: usize,
+    /// The least and the most that its left side came to.
+    pub least: Option<f64>,
+    /// See `least`.
+    pub most: Option<f64>,
 }
 
 impl Measured {
@@ -51,6 +64,7 @@ impl Measured {
             mark: Vec::new(),
             conditions: Vec::new(),
             seeds,
+            ours_by_seed: Vec::new(),
         }
     }
 }

@@ -41,6 +41,7 @@ static RUNNERS: &[NamedRunner] = &[
     runner("energy", energy::simulate),
     runner("holes", holes::simulate),
     runner("holes-lab", holes::emulate),
+    runner("holes-patched", holes::emulate_patched),
     runner("holes-tunnel", holes::emulate_tunnel),
     runner("mobility", mobility::simulate),
     runner("mobility-lab", mobility::on_real_sockets),

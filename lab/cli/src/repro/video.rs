@@ -16,7 +16,7 @@ use d2tp_driver::PathSelection;
 use serde_json::{Map, Value, json};
 
 const SECONDS: u32 = 100;
-const SEEDS: [u64; 3] = [1, 2, 3];
+const SEEDS: std::ops::RangeInclusive<u64> = 1..=20;
 
 const PLAIN: VideoLinkUse = VideoLinkUse::plain(2);
 const MANNERS: [(&str, VideoLinkUse); 6] = [
@@ -59,7 +59,7 @@ pub fn simulate() -> anyhow::Result<Measured> {
     Ok(Measured::figures(
         Value::Object(ours),
         Value::Null,
-        SEEDS.len(),
+        SEEDS.count(),
     ))
 }
 

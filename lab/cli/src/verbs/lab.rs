@@ -1,4 +1,4 @@
-//! `cedos lab run FILE [--json] [--client CLIENT | --over WHO] [--at-origin CMD] [-- CMD…]`: a
+//! `cedos lab run FILE [--json] [--client CLIENT [--bridge BITS] | --over WHO] [--at-origin CMD] [-- CMD…]`: a
 //! scenario in real time, between namespaces.
 //!
 //! A scenario with podcasts has an agent on the device (lab/podcasts.rs). Without CMD each `[[flow]]` is a process of the client, started at its `start_s`: by default a
@@ -16,6 +16,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
 
+use crate::lab::bridge::LabBridge;
 use crate::lab::client::{DeviceClient, INNER_NET, LabClient};
 use crate::lab::kill::{self, KillArgs};
 use crate::lab::offspring::ChildTracker;
@@ -25,6 +26,7 @@ use crate::lab::prox::tcp_port;
 pub use crate::lab::prox::{LabProx, start_prox, stop_prox, through};
 use crate::lab::socket_transfer::{self, SocketTransferArgs};
 use crate::lab::transfers::{self, FlowCarrier};
+use crate::lab::udp_stream::{self, UdpReceiveArgs, UdpSendArgs};
 use crate::lab::{LOOK, link_classes, origin_named};
 pub use crate::lab::{classes, end, file_sha256, heed_interrupts, is_interrupted, origin_url};
 
@@ -54,6 +56,12 @@ enum LabVerb {
     /// What `--client socket` runs on the device
     #[command(hide = true)]
     Socket(SocketTransferArgs),
+    /// What E2 runs as a call
+    #[command(hide = true)]
+    UdpSend(UdpSendArgs),
+    /// What E2 runs as the other end of a call
+    #[command(hide = true)]
+    UdpReceive(UdpReceiveArgs),
 }
 
 #[derive(Debug, Args)]
@@ -67,9 +75,13 @@ struct LabRunArgs {
     #[arg(long)]
     direct: bool,
     /// Have another client of D2TP carry the flows: cedos run with curl, curl through an agent's local proxy,
-    /// or sockets of libd2tp
-    #[arg(long, value_enum, default_value_t, conflicts_with_all = ["direct", "over", "command"])]
+    /// sockets of libd2tp, or curl through a VPN; with CMD only a VPN, which carries what CMD sends to the origin
+    #[arg(long, value_enum, default_value_t, conflicts_with_all = ["direct", "over"])]
     client: LabClient,
+    /// With --client vpn: a radio beside the links, which carries so many bits per second each way behind a serial line
+    /// of 115,200, and a cedos bridge at its other end
+    #[arg(long, value_name = "BITS", value_parser = clap::value_parser!(u32).range(80..=115_200))]
+    bridge: Option<u32>,
     /// Use the kernel's TCP instead of D2TP: tcp:LINK over one link, tcp-first:LINK,LINK over the first one
     /// that is up, mptcp over all, all three directly from the origin; mptcp-prox over all to the proxy
     #[arg(long, value_name = "WHO", conflicts_with_all = ["direct", "command"])]
@@ -96,7 +108,16 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
         LabVerb::Kill(args) => return strike(&args),
         LabVerb::Fetch(args) => return over::fetch(&args),
         LabVerb::Socket(args) => return socket_transfer::transfer(&args),
+        LabVerb::UdpSend(args) => return udp_stream::send(&args),
+        LabVerb::UdpReceive(args) => return udp_stream::receive(&args),
     };
+    let has_vpn = args.client == LabClient::Vpn;
+    if !args.command.is_empty() && !has_vpn && args.client != LabClient::Get {
+        bail!("a command has no client of D2TP but a VPN: --client vpn, or none");
+    }
+    if args.bridge.is_some() && !has_vpn {
+        bail!("--bridge is for --client vpn");
+    }
     enter()?;
     heed_interrupts()?;
     let mut world = build(&args)?;
@@ -115,11 +136,11 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
     let program = std::env::current_exe().context("cannot find this program's own path")?;
     // With a command the proxy is optional, because the command may not need it.
     let needs_proxy = !args.direct && matches!(args.over, None | Some(KernelTransport::MptcpProx));
-    let inner_net = (args.client == LabClient::Vpn).then_some(INNER_NET);
+    let inner_net = has_vpn.then_some(INNER_NET);
     let proxy = needs_proxy.then(|| start_prox(&world, &program, &folder, inner_net));
     let mut prox = match proxy.transpose() {
         Ok(prox) => prox,
-        Err(error) if !args.command.is_empty() => {
+        Err(error) if !args.command.is_empty() && !has_vpn => {
             print_stderr(&format!("lab: no proxy: {error:#}"));
             None
         }
@@ -128,13 +149,18 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
     let servers = args.at_origin.as_deref();
     let servers = servers.map(|script| Servers::begin(&world, script));
     let servers = servers.transpose()?;
-    let client =
-        match &prox {
-            Some(prox) if args.command.is_empty() && args.over.is_none() => Some(
-                DeviceClient::start(args.client, &world, &program, &folder, prox)?,
-            ),
-            _ => None,
-        };
+    let bridge = args.bridge;
+    let bridge = bridge.map(|bits| LabBridge::start(&world, &program, &folder, bits));
+    let bridge = bridge.transpose()?;
+    let client = match &prox {
+        Some(prox) if (args.command.is_empty() || has_vpn) && args.over.is_none() => {
+            let (client, bridge) = (args.client, bridge.as_ref());
+            Some(DeviceClient::start(
+                client, &world, &program, &folder, prox, bridge,
+            )?)
+        }
+        _ => None,
+    };
     let podcasts = world.scenario().podcasts.clone();
     let podcasts = podcasts.filter(|_| args.command.is_empty());
     if podcasts.is_some() && !world.scenario().flows.is_empty() {
@@ -165,6 +191,8 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
         (Vec::new(), succeeded)
     };
     drop((servers, client, listener));
+    let over_bridge = bridge.as_ref().map(LabBridge::report);
+    drop(bridge);
     if is_interrupted() {
         print_stderr("lab: interrupted");
         prox.into_iter().for_each(stop_prox);
@@ -178,7 +206,7 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
     let mut report = RunReport {
         energy: seen.energy.map(|meter| meter.report(world.now(), bytes)),
         flows,
-        links: seen.links,
+        links: seen.links.into_iter().chain(over_bridge).collect(),
         switches: seen.switches,
         origin_requests_twice: world.web().and_then(|web| web.requests_twice()),
         sessions_taken_over: prox.as_ref().and_then(LabProx::sessions_taken_over),

@@ -3,11 +3,12 @@
 //! `cedos repro --all [--json] [--into FOLDER]`: every row; `cedos repro --table FOLDER`: docs/results.md of kept results.
 //! `cedos repro C10 [--delays S,…] [--patience S] [--only CELL]`: some of its cells; `cedos repro C11 --only PART`.
 //! `cedos repro E1 --where tunnel [--seconds S] [--sessions N] [--only CASE]`: shorter and fewer sessions.
+//! `cedos repro E2 [--seconds S] [--only web|udp]`: a shorter time.
 
 use crate::repro::applications::{self, CellSelection};
 use crate::repro::experiment::row_file::ResultRow;
 use crate::repro::experiment::source_files::SourceFiles;
-use crate::repro::holes::{self, TunnelHoles};
+use crate::repro::holes::{self, PatchedHoles, TunnelHoles};
 use crate::repro::reproduced::{self, Reproduced};
 use crate::repro::results::{self, KeptResult};
 use crate::repro::{figures, plot, rows, runner::RowVenue, runners, unmodified};
@@ -53,14 +54,14 @@ pub struct ReproArgs {
     /// C10: how long a program may say nothing once the network is back, in seconds [default: 150]
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=DELAY_S_MAX))]
     patience: Option<u32>,
-    /// E1 in the tunnel: the length of a session, in seconds [default: 240]
+    /// E1 in the tunnel: the length of a session, in seconds [default: 240]; E2: that of each run [default: 1800]
     #[arg(long, value_name = "S")]
     seconds: Option<u64>,
     /// E1 in the tunnel: sessions of each case [default: 3]
     #[arg(long, value_name = "N")]
     sessions: Option<u64>,
     /// C10: only these cells: curl, curl/down, curl/down/off; C11: only these parts: caught, served, shown,
-    /// keys, beside; E1 in the tunnel: only these cases: even_5, even_15, …; repeatable
+    /// keys, beside; E1 in the tunnel: only these cases: even_5, even_15, …; E2: only web, or udp; repeatable
     #[arg(long, value_name = "CELL")]
     only: Vec<String>,
 }
@@ -84,6 +85,15 @@ impl ReproArgs {
                 self.delays.clone()
             },
             patience_s: self.patience.unwrap_or(patience_s),
+            only: self.only.clone(),
+        })
+    }
+
+    /// The requested part of E2, if a part is requested.
+    fn patched_holes(&self) -> Option<PatchedHoles> {
+        let asks = self.seconds.is_some() || !self.only.is_empty();
+        asks.then(|| PatchedHoles {
+            seconds: self.seconds.unwrap_or(PatchedHoles::default().seconds),
             only: self.only.clone(),
         })
     }
@@ -172,15 +182,21 @@ fn reproduce(
             None => reproduced::run(row, place, files),
         };
     }
+    if row.id == "E2" && place == RowVenue::Tunnel && !of_cells && args.sessions.is_none() {
+        return match args.patched_holes() {
+            Some(part) => reproduced::judge(row, place, holes::patched(&part)?),
+            None => reproduced::run(row, place, files),
+        };
+    }
     if args.seconds.is_some() || args.sessions.is_some() {
-        bail!("--seconds and --sessions are of E1 in the tunnel");
+        bail!("--seconds is of E1 in the tunnel and of E2, --sessions of E1 in the tunnel");
     }
     match args.cells() {
         Some(cells) if row.id == "C11" && place == RowVenue::Lab && !of_cells => {
             reproduced::judge(row, place, unmodified::run(&cells.only)?)
         }
         Some(_) if row.id != "C10" || place != RowVenue::Lab => bail!(
-            "--delays, --patience and --only are of C10 in the lab, --only also of C11, and of E1 in the tunnel"
+            "--delays, --patience and --only are of C10 in the lab, --only also of C11, of E1 in the tunnel, and of E2"
         ),
         Some(cells) => reproduced::judge(row, place, applications::run(&cells)?),
         None => reproduced::run(row, place, files),
@@ -369,6 +385,6 @@ mod tests {
             assert!(!s2[key].is_null(), "{key}: {s2}");
         }
         assert_eq!(of("C5")["where"], "model");
-        assert_eq!(of("E2")["not_run"], "no run is kept");
+        assert_eq!(of("C1")["not_run"], "no run is kept");
     }
 }

@@ -23,6 +23,7 @@ mod template;
 #[cfg(test)]
 mod tests;
 
+use super::over_seeds;
 use super::runner::{Measured, RowVenue};
 use anyhow::Context;
 use row_file::{ConditionTemplate, RowExperiment};
@@ -39,20 +40,28 @@ pub fn measure(
     venue: RowVenue,
     files: &SourceFiles,
 ) -> anyhow::Result<Measured> {
-    measured(experiment, files, |planned| {
-        runs::reports(experiment, venue, files, planned)
-    })
+    let reports = |planned: &[PlannedRun<'_>]| runs::reports(experiment, venue, files, planned);
+    if experiment.seeds == 1 {
+        return measured(experiment, files, None, reports);
+    }
+    let mut each = Vec::new();
+    for seed in 1..=experiment.seeds {
+        let one = measured(experiment, files, Some(seed), reports);
+        each.push(one.with_context(|| format!("seed {seed}"))?);
+    }
+    Ok(over_seeds::combined(each))
 }
 
-/// Computes the row's figures from runs that `reports` carries out.
+/// Computes the row's figures from runs that `reports` carries out, with this seed in place of the scenario's.
 fn measured(
     experiment: &RowExperiment,
     files: &SourceFiles,
+    seed: Option<u32>,
     reports: impl FnOnce(&[PlannedRun<'_>]) -> anyhow::Result<Vec<Value>>,
 ) -> anyhow::Result<Measured> {
     let cases = cases::cases(experiment, files)?;
     let seeds = cases::seeds(&cases);
-    let run = runs::carried_out(experiment, cases, reports)?;
+    let run = runs::carried_out(experiment, cases, seed, reports)?;
     let scope = figures::CaseScope::all(experiment, &run);
     let figures = |name: &str, template: Option<&toml::Value>| -> anyhow::Result<Value> {
         let Some(template) = template else {
@@ -68,6 +77,7 @@ fn measured(
         mark: scope.marks(&experiment.marks)?,
         conditions: sentences(&experiment.conditions, &facts)?,
         seeds,
+        ours_by_seed: Vec::new(),
     })
 }
 

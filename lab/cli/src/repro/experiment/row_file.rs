@@ -52,6 +52,10 @@ pub struct RowExperiment {
     /// Names with expressions.
     #[serde(default)]
     pub computed: BTreeMap<String, String>,
+    /// In the simulator: with how many seeds, from 1 on, the whole is run. Figures are means; the scenario's own seed does not
+    /// count.
+    #[serde(default = "one_seed")]
+    pub seeds: u32,
     /// The axes: lists of equal length that vary together. All combinations of axes are run.
     #[serde(default, rename = "axis")]
     pub axes: Vec<Table>,
@@ -270,6 +274,11 @@ fn merged(shared: &Table, own: Table) -> Table {
     whole
 }
 
+/// Without `seeds` the scenario's own is the only one.
+const fn one_seed() -> u32 {
+    1
+}
+
 impl RowExperiment {
     fn check(&self, venue: RowVenue) -> anyhow::Result<()> {
         let data = self.scenario.is_some() || !self.bench.is_empty();
@@ -303,6 +312,11 @@ impl RowExperiment {
             ensure!(self.ours.is_some(), "no `ours`: nothing would be shown");
             ensure!(!self.marks.is_empty(), "no `marks`: it would never hold");
         }
+        let has_seeds = self.seeds > 1;
+        ensure!(
+            self.seeds > 0 && (!has_seeds || venue == RowVenue::Sim && self.scenario.is_some()),
+            "`seeds` is of a `scenario` in [sim], 1 at least"
+        );
         for (n, variant) in self.variants.iter().enumerate() {
             let name = &variant.name;
             let twice = self.variants[..n].iter().any(|other| other.name == *name);

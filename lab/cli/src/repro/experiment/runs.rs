@@ -63,6 +63,7 @@ pub fn reports(
 pub fn carried_out(
     experiment: &RowExperiment,
     cases: Vec<NamedValues>,
+    seed: Option<u32>,
     reports: impl FnOnce(&[PlannedRun<'_>]) -> anyhow::Result<Vec<Value>>,
 ) -> anyhow::Result<Vec<CaseRuns>> {
     let mut planned = Vec::new();
@@ -77,7 +78,7 @@ pub fn carried_out(
                 None => true,
             };
             if wanted {
-                planned.push(plan(experiment, case, variant, without.clone())?);
+                planned.push(plan(experiment, case, variant, seed, without.clone())?);
             }
         }
         let metrics = BTreeMap::new();
@@ -95,6 +96,7 @@ fn plan<'a>(
     experiment: &RowExperiment,
     case: usize,
     variant: &'a RowVariant,
+    seed: Option<u32>,
     mut named: NamedValues,
 ) -> anyhow::Result<PlannedRun<'a>> {
     let at = || format!("variant {}", variant.name);
@@ -109,7 +111,10 @@ fn plan<'a>(
             Some(file) => Table::deserialize(file).context("the scenario's file")?,
             None => Table::new(),
         };
-        let built = template::built(base, &template, &facts).with_context(at)?;
+        let mut built = template::built(base, &template, &facts).with_context(at)?;
+        if let Some(seed) = seed {
+            built.insert("seed".to_owned(), seed.into());
+        }
         scenario = built.to_string();
     }
     let mut ends = template::built(Table::new(), &experiment.ends, &facts).with_context(at)?;

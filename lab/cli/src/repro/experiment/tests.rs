@@ -27,7 +27,7 @@ fn judged_row(
 ) -> anyhow::Result<Reproduced> {
     let reports = |planned: &[PlannedRun<'_>]| Ok(planned.iter().map(report).collect());
     let experiment = reproduced::experiment(row, venue)?;
-    let measured = measured(experiment, &SourceFiles::default(), reports)?;
+    let measured = measured(experiment, &SourceFiles::default(), None, reports)?;
     reproduced::judge(row, venue, measured)
 }
 
@@ -41,7 +41,7 @@ fn every_scenario_of_every_row_is_one() {
                 continue;
             }
             let at = format!("{} {}", row.id, venue.word());
-            let stopped = measured(experiment, &files, |planned| {
+            let stopped = measured(experiment, &files, None, |planned| {
                 for run in planned.iter().filter(|run| !run.scenario.is_empty()) {
                     let scenario =
                         Scenario::parse(&at, &run.scenario, &mut |name| files.open(name));

@@ -1,4 +1,4 @@
-//! E1: a transfer over Wi-Fi with outages, with and without a slow link that has none.
+//! E1 and E2: a transfer, pages and a call over Wi-Fi with outages, with and without a slow link that has none.
 //!
 //! ```text
 //!  wlan0   ████████│ outage │████████████│  outage  │█████████   2.7 Mb/s, 100 ms
@@ -9,8 +9,11 @@
 //! carries while it is not, each as measured alone and without outages. No program is informed of
 //! an outage.
 
+mod browsing;
+mod call;
 mod lab;
 mod model;
+mod patched;
 mod tunnel;
 
 use super::runner::Measured;
@@ -21,6 +24,7 @@ use serde_json::{Value, json};
 
 pub use lab::emulate;
 use model::TcpHoleModel;
+pub use patched::{PatchedHoles, emulate as emulate_patched, patched};
 pub use tunnel::{TunnelHoles, emulate as emulate_tunnel, tunnelled};
 
 /// The length of the authors' sessions.
@@ -29,7 +33,7 @@ const SESSION: Span = Span::from_secs(SESSION_S);
 /// On real sockets: when the first outage begins at the earliest. All flows have started by then.
 const LEAD: Span = Span::from_secs(10);
 /// The number of sessions of each case in virtual time.
-const SESSIONS: u64 = 10;
+const SESSIONS: u64 = 20;
 /// The rate of Wi-Fi: the paper's TCP carried 2.6 Mb/s without outages.
 const WIFI_MBPS: f64 = 2.7;
 const WIFI_RTT_MS: u64 = 100;

@@ -1,7 +1,7 @@
 //! The folder of a run: the origin's files, generated programs, and their results; and the lab, in
 //! which scripts find the folder as `$AT`.
 
-use crate::repro::emulated::commanded_beside_an_origin;
+use crate::repro::emulated::{D2TP, commanded_beside_an_origin};
 use anyhow::Context;
 use cedos_lab_emu::{content, plan, web};
 use std::fs;
@@ -205,7 +205,7 @@ impl ProgramFolder {
             ("PATH", search_path().to_string_lossy().into_owned()),
         ];
         let script = format!("{BEGIN}{script}\nexit 0\n");
-        commanded_beside_an_origin(scenario, Some(ORIGIN_SCRIPT), &script, &variables)?;
+        commanded_beside_an_origin(scenario, D2TP, Some(ORIGIN_SCRIPT), &script, &variables)?;
         Ok(())
     }
 }

@@ -4,9 +4,8 @@ use std::collections::HashMap;
 
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
-use cedos_readycast::{
-    ChannelId, KEPT_FEED_BYTES_MAX, KeptFeed, Library, rewrite_feed, write_opml,
-};
+use cedos_feed::rewrite_feed;
+use cedos_readycast::{ChannelId, KEPT_FEED_BYTES_MAX, KeptFeed, Library, write_opml};
 use http::header::{CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_TYPE, ETAG, IF_NONE_MATCH};
 use http::{HeaderMap, HeaderValue, StatusCode};
 use jiff::Timestamp;

@@ -1,9 +1,9 @@
-//! A feed for another app: as it came, but its enclosures are links of the agent.
+//! A feed for another app: as it came, but its enclosures are links of the agent, or of a proxy.
 //!
 //! ```text
 //!  <enclosure url="https://a.example/1.mp3" …/>  ─▶  <enclosure url="http://127.0.0.1:PORT/TOKEN/episodes/17/1.mp3" …/>
 //!  <atom:link rel="self" href="https://a.example/feed"/>  ─▶  <atom:link rel="self" href="…/feeds/3"/>
-//!  <itunes:new-feed-url>, rel="hub", rel="next" …         ─▶  left out: they lead past the agent
+//!  <itunes:new-feed-url>, rel="hub", rel="next" …         ─▶  left out: they lead past the links
 //! ```
 //!
 //! Everything else keeps its text. What is written is UTF-8, whatever the feed was in.
@@ -15,10 +15,16 @@ use quick_xml::events::{BytesDecl, BytesStart, Event};
 use serde_json::Value;
 use url::Url;
 
-use crate::feed::{attribute, declares_entities};
-use crate::parsed_feed::{FEED_BYTES_MAX, FeedError};
+use crate::feed_error::{FEED_BYTES_MAX, FeedError};
+use crate::feed_xml::{attribute, declares_entities, is_web_page};
 
-/// Links of a feed that would lead an app past the agent: other pages of the feed, and push services.
+/// The maximum number of bytes of a feed that was rewritten. Links are longer than many addresses.
+pub const REWRITTEN_BYTES_MAX: usize = 2 * FEED_BYTES_MAX;
+
+/// The outermost elements of feeds, by local name, in lower case: RSS, Atom, RSS 1.0.
+const ROOTS: [&str; 3] = ["rss", "feed", "rdf"];
+
+/// Links of a feed that would lead an app past its own links: other pages of the feed, and push services.
 const LEFT_OUT_LINKS: [&str; 8] = [
     "hub",
     "next",
@@ -34,7 +40,7 @@ const LEFT_OUT_LINKS: [&str; 8] = [
 /// audio or video, none for one that stays.
 ///
 /// # Errors
-/// It is too large, declares entities of its own, or is not well-formed.
+/// It is too large or becomes so, is a web page or otherwise no feed, declares entities of its own, or is not well-formed.
 pub fn rewrite_feed(
     body: &[u8],
     feed: &Url,
@@ -43,6 +49,9 @@ pub fn rewrite_feed(
 ) -> Result<Vec<u8>, FeedError> {
     if body.len() > FEED_BYTES_MAX {
         return Err(FeedError::TooLarge);
+    }
+    if is_web_page(body) {
+        return Err(FeedError::WebPage);
     }
     let rewriting = Rewriting { feed, own, link };
     let text = body.strip_prefix("\u{feff}".as_bytes()).unwrap_or(body);
@@ -76,7 +85,8 @@ impl<L: Fn(&Url) -> Option<Url>> Rewriting<'_, L> {
             fields.insert("feed_url".to_owned(), self.own.as_str().into());
         }
         let items = feed.get_mut("items").and_then(Value::as_array_mut);
-        for item in items.into_iter().flatten() {
+        let items = items.ok_or_else(|| malformed(&"it has no list of items"))?;
+        for item in items {
             let attachments = item.get_mut("attachments").and_then(Value::as_array_mut);
             for attachment in attachments.into_iter().flatten() {
                 let address = attachment.get("url").and_then(Value::as_str);
@@ -85,7 +95,11 @@ impl<L: Fn(&Url) -> Option<Url>> Rewriting<'_, L> {
                 }
             }
         }
-        serde_json::to_vec(&feed).map_err(|error| malformed(&error))
+        let written = serde_json::to_vec(&feed).map_err(|error| malformed(&error))?;
+        match written.len() <= REWRITTEN_BYTES_MAX {
+            true => Ok(written),
+            false => Err(FeedError::TooLarge),
+        }
     }
 
     fn xml(&self, body: &[u8]) -> Result<Vec<u8>, FeedError> {
@@ -95,17 +109,29 @@ impl<L: Fn(&Url) -> Option<Url>> Rewriting<'_, L> {
         let mut writer = Writer::new(Vec::with_capacity(body.len()));
         let mut write = |event: Event<'_>| {
             let written = writer.write_event(event);
-            written.map_err(|error| malformed(&error))
+            written.map_err(|error| malformed(&error))?;
+            match writer.get_ref().len() <= REWRITTEN_BYTES_MAX {
+                true => Ok(()),
+                false => Err(FeedError::TooLarge),
+            }
         };
         write(Event::Decl(BytesDecl::new("1.0", Some("UTF-8"), None)))?;
         let mut buffer = Vec::new();
         // The depth within an element that is left out.
         let mut left_out = 0_usize;
         let mut has_root = false;
+        let mut depth = 0_usize;
         loop {
             buffer.clear();
             let event = reader.read_event_into(&mut buffer);
-            match event.map_err(|error| malformed(&error))? {
+            let event = event.map_err(|error| malformed(&error))?;
+            match &event {
+                Event::Start(_) => depth += 1,
+                Event::End(_) => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+            match event {
+                Event::Eof if depth > 0 => return Err(malformed(&"it ends in the middle")),
                 Event::Eof if !has_root => return Err(malformed(&"it is empty")),
                 Event::Eof => break,
                 Event::Decl(declaration) => {
@@ -122,13 +148,19 @@ impl<L: Fn(&Url) -> Option<Url>> Rewriting<'_, L> {
                 Event::End(_) if left_out > 0 => left_out -= 1,
                 _ if left_out > 0 => {}
                 Event::Start(tag) => {
-                    has_root = true;
+                    if !has_root {
+                        check_root(&tag)?;
+                        has_root = true;
+                    }
                     match self.tag(tag) {
                         Some(tag) => write(Event::Start(tag))?,
                         None => left_out = 1,
                     }
                 }
                 Event::Empty(tag) => {
+                    if !has_root {
+                        return Err(malformed(&"it is empty"));
+                    }
                     if let Some(tag) = self.tag(tag) {
                         write(Event::Empty(tag))?;
                     }
@@ -141,10 +173,9 @@ impl<L: Fn(&Url) -> Option<Url>> Rewriting<'_, L> {
 
     /// The tag as it is written; none if the element is left out.
     fn tag<'t>(&self, tag: BytesStart<'t>) -> Option<BytesStart<'t>> {
-        let name = tag.name().0;
-        let local = name.rsplit_once(':').map_or(name, |(_, local)| local);
-        let in_attribute = match local {
+        let in_attribute = match local_name(&tag) {
             "new-feed-url" => return None,
+            "content" if is_picture(&tag) => return Some(tag),
             "enclosure" | "content" => "url",
             "source" => "uri",
             "link" => {
@@ -166,6 +197,28 @@ impl<L: Fn(&Url) -> Option<Url>> Rewriting<'_, L> {
     }
 }
 
+/// The name of a tag without its prefix.
+fn local_name<'t>(tag: &'t BytesStart<'_>) -> &'t str {
+    let name = tag.name().0;
+    name.rsplit_once(':').map_or(name, |(_, local)| local)
+}
+
+/// Refuses what is no feed by its outermost element.
+fn check_root(tag: &BytesStart<'_>) -> Result<(), FeedError> {
+    let name = local_name(tag).to_lowercase();
+    match name.as_str() {
+        "html" => Err(FeedError::WebPage),
+        name if ROOTS.contains(&name) => Ok(()),
+        _ => Err(malformed(&"its outermost element is not that of a feed")),
+    }
+}
+
+/// Whether an element of Media RSS is a picture: nothing to download.
+fn is_picture(tag: &BytesStart<'_>) -> bool {
+    let kind = |name| attribute(tag, name).unwrap_or_default().to_lowercase();
+    kind("medium") == "image" || kind("type").starts_with("image/")
+}
+
 /// A tag with another value of an attribute.
 fn with_attribute(tag: &BytesStart<'_>, name: &str, value: &Url) -> BytesStart<'static> {
     let mut changed = BytesStart::new(tag.name().0.to_owned());
@@ -183,7 +236,6 @@ fn with_attribute(tag: &BytesStart<'_>, name: &str, value: &Url) -> BytesStart<'
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::feed::parse_feed;
 
     fn url(text: &str) -> Url {
         text.parse().expect("an address")
@@ -235,8 +287,7 @@ mod tests {
         for past in ["new-feed-url", "b.example", "hub", "stylesheet"] {
             assert!(!text.contains(past), "{past} is in {text}");
         }
-        let parsed = parse_feed(text.as_bytes(), &url("http://127.0.0.1:1/")).expect("a feed");
-        assert_eq!(parsed.episodes.len(), 2);
+        assert_eq!(text.matches("<item>").count(), 2);
     }
 
     #[test]
@@ -263,10 +314,50 @@ mod tests {
     }
 
     #[test]
+    fn pictures_stay_where_they_are() {
+        let feed = r#"<rss><channel><item><media:content medium="image" url="https://a.example/1.png"/>
+<media:content type="image/png" url="https://a.example/2"/><media:content url="https://a.example/3"/></item></channel></rss>"#;
+        let text = rewritten(feed.as_bytes()).expect("a feed");
+        assert!(text.contains("\"https://a.example/1.png\""), "{text}");
+        assert!(text.contains("\"https://a.example/2\""), "{text}");
+        assert!(!text.contains("\"https://a.example/3\""), "{text}");
+    }
+
+    #[test]
+    fn a_feed_that_grows_beyond_measure_is_refused() {
+        let enclosure = "<enclosure url=\"/\"/>";
+        let long = format!("http://127.0.0.1:1/{}", "x".repeat(4_000));
+        let long = url(&long);
+        let count = REWRITTEN_BYTES_MAX / 4_000 + 1;
+        let feed = format!("<rss><channel>{}</channel></rss>", enclosure.repeat(count));
+        let own = url("http://127.0.0.1:1/token/feeds/3");
+        let rewritten = rewrite_feed(feed.as_bytes(), &url("https://a.example/"), &own, |_| {
+            Some(long.clone())
+        });
+        assert_eq!(rewritten, Err(FeedError::TooLarge));
+    }
+
+    #[test]
     fn what_is_no_feed_is_refused() {
         let bomb = "<!DOCTYPE r [<!ENTITY a \"b\">]><rss>&a;</rss>";
         assert_eq!(rewritten(bomb.as_bytes()), Err(FeedError::OwnEntities));
-        for wrong in [&b""[..], b"{", b"<rss><channel></rss>", b"   "] {
+        for page in [
+            "<!DOCTYPE html><title>Log in</title><p>Accept</p>",
+            "<?xml version=\"1.0\"?><x:html xmlns:x=\"h\"><x:body/></x:html>",
+        ] {
+            assert_eq!(rewritten(page.as_bytes()), Err(FeedError::WebPage));
+        }
+        for wrong in [
+            &b""[..],
+            b"{",
+            b"{\"a\": 1}",
+            b"<rss><channel></rss>",
+            b"<rss><channel><item>",
+            b"<svg><rss></rss></svg>",
+            b"<rss/>",
+            b"text",
+            b"   ",
+        ] {
             assert!(
                 matches!(rewritten(wrong), Err(FeedError::Malformed(_))),
                 "{wrong:?}"
