@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::time::Duration;
 
 use http::{HeaderValue, Method, Request, StatusCode, Uri};
 use hyper_util::client::proxy::matcher::{Intercept, Matcher};
@@ -60,6 +61,11 @@ pub enum ConnectError {
     #[error("no answer within {} s", CONNECT_MAX.as_secs())]
     TimedOut,
 }
+
+/// How long a TCP connection to an HTTP proxy is waited for before the server itself is tried beside it.
+const HTTP_PROXY_WAIT: Duration = Duration::from_millis(500); // a guess: a proxy is near, or absent
+/// How long it is waited for at most: for the answer to its second SYN. // RFC 6298 §2.1
+const HTTP_PROXY_MAX: Duration = Duration::from_millis(2_500);
 
 /// The HTTP proxy of this program's settings, once they were read.
 static SETTINGS_PROXY: RwLock<Option<Option<Matcher>>> = RwLock::new(None);
@@ -140,6 +146,9 @@ fn proxy_place(proxy: &Intercept) -> Option<(String, u16)> {
 /// Opens a stream to `target`, whose address over this link is `remote`. `socket` creates a TCP
 /// socket on the link, for one address family (true: IPv6).
 ///
+/// An HTTP proxy comes first. Where it does not answer, it belongs to another network and this one may not need it: then
+/// the server itself is tried, after half a second beside it.
+///
 /// # Errors
 /// The server cannot be reached, or another host answers.
 pub async fn connect(
@@ -149,30 +158,63 @@ pub async fn connect(
     socket: impl Fn(SocketAddr) -> io::Result<TcpSocket>,
 ) -> Result<(PacketSender, PacketReceiver), ConnectError> {
     let opening = async {
-        let through = match proxy {
-            Some(proxy) => match connect_through(target, proxy, &socket).await {
-                Ok(stream) => Some(stream),
-                // The proxy belongs to another network; this one may not need it.
-                Err(ConnectError::Unreachable(error)) => {
-                    tracing::debug!(%error, "the HTTP proxy is not reachable here");
-                    None
-                }
-                Err(error) => return Err(error),
-            },
-            None => None,
-        };
-        let (carrier, tcp) = match through {
-            Some(through) => through,
-            None => {
-                let tcp = connect_tcp(remote, &socket).await?;
-                (Box::new(tcp.clone()) as Box<dyn CarrierStream>, tcp)
-            }
-        };
-        upgrade(target, carrier, tcp).await
+        match proxy {
+            Some(proxy) => by_proxy_or_direct(target, remote, proxy, &socket).await,
+            None => direct(target, remote, &socket).await,
+        }
     };
     tokio::time::timeout(CONNECT_MAX, opening)
         .await
         .map_err(|_| ConnectError::TimedOut)?
+}
+
+async fn direct(
+    target: &StreamTarget,
+    remote: SocketAddr,
+    socket: &impl Fn(SocketAddr) -> io::Result<TcpSocket>,
+) -> Result<(PacketSender, PacketReceiver), ConnectError> {
+    let tcp = connect_tcp(remote, socket).await?;
+    upgrade(target, Box::new(tcp.clone()), tcp).await
+}
+
+async fn by_proxy_or_direct(
+    target: &StreamTarget,
+    remote: SocketAddr,
+    proxy: &Intercept,
+    socket: &impl Fn(SocketAddr) -> io::Result<TcpSocket>,
+) -> Result<(PacketSender, PacketReceiver), ConnectError> {
+    let mut to_proxy = Box::pin(connect_to_proxy(proxy, socket));
+    match tokio::time::timeout(HTTP_PROXY_WAIT, &mut to_proxy).await {
+        Ok(Ok(tcp)) => return through(target, proxy, tcp).await,
+        Ok(Err(ConnectError::Unreachable(error))) => {
+            tracing::debug!(%error, "the HTTP proxy is not reachable here");
+            return direct(target, remote, socket).await;
+        }
+        Ok(Err(error)) => return Err(error),
+        Err(_) => tracing::debug!("the HTTP proxy does not answer: trying without it, too"),
+    }
+    let by_proxy = async {
+        let tcp = tokio::time::timeout(HTTP_PROXY_MAX - HTTP_PROXY_WAIT, to_proxy)
+            .await
+            .map_err(|_| ConnectError::Unreachable(io::ErrorKind::TimedOut.into()))?;
+        through(target, proxy, tcp?).await
+    };
+    let direct = direct(target, remote, socket);
+    tokio::pin!(by_proxy, direct);
+    tokio::select! {
+        opened = &mut by_proxy => match opened {
+            Ok(opened) => Ok(opened),
+            Err(_) => direct.await,
+        },
+        opened = &mut direct => match opened {
+            Ok(opened) => Ok(opened),
+            // Who answers in the server's place says more than a proxy that does not answer.
+            Err(error) => by_proxy.await.map_err(|by_proxy| match (&error, &by_proxy) {
+                (ConnectError::Foreign(_), _) | (_, ConnectError::Unreachable(_)) => error,
+                _ => by_proxy,
+            }),
+        },
+    }
 }
 
 async fn connect_tcp(
@@ -186,36 +228,45 @@ async fn connect_tcp(
     connecting.await.map_err(ConnectError::Unreachable)
 }
 
-/// Connects to the HTTP proxy, and requests a connection to the target (RFC 9110 §9.3.6).
-async fn connect_through(
-    target: &StreamTarget,
-    proxy: &Intercept,
-    socket: &impl Fn(SocketAddr) -> io::Result<TcpSocket>,
-) -> Result<(Box<dyn CarrierStream>, SharedTcp), ConnectError> {
-    let refused = |why: String| ConnectError::HttpProxy {
+/// Why an HTTP proxy does not connect.
+fn refused(proxy: &Intercept, why: String) -> ConnectError {
+    ConnectError::HttpProxy {
         proxy: proxy.uri().authority().map_or_else(String::new, |a| {
             // Without the password that may precede it.
             a.as_str().rsplit('@').next().unwrap_or_default().to_owned()
         }),
         why,
-    };
-    let place = proxy_place(proxy).ok_or_else(|| refused("its address has no host".into()))?;
+    }
+}
+
+/// Connects to the HTTP proxy.
+async fn connect_to_proxy(
+    proxy: &Intercept,
+    socket: &impl Fn(SocketAddr) -> io::Result<TcpSocket>,
+) -> Result<SharedTcp, ConnectError> {
+    let place =
+        proxy_place(proxy).ok_or_else(|| refused(proxy, "its address has no host".into()))?;
     let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
     let found = tokio::net::lookup_host(place)
         .await
         .map_err(ConnectError::Unreachable)?;
-    let mut tcp = None;
     for address in found {
         match connect_tcp(address, socket).await {
-            Ok(stream) => {
-                tcp = Some(stream);
-                break;
-            }
+            Ok(tcp) => return Ok(tcp),
             Err(ConnectError::Unreachable(error)) => last = error,
             Err(error) => return Err(error),
         }
     }
-    let tcp = tcp.ok_or(ConnectError::Unreachable(last))?;
+    Err(ConnectError::Unreachable(last))
+}
+
+/// Requests a connection to the target from an HTTP proxy (RFC 9110 §9.3.6), and opens the stream in it.
+async fn through(
+    target: &StreamTarget,
+    proxy: &Intercept,
+    tcp: SharedTcp,
+) -> Result<(PacketSender, PacketReceiver), ConnectError> {
+    let refused = |why| refused(proxy, why);
     let broken = |error: hyper::Error| refused(error.to_string());
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(tcp.clone()))
         .await
@@ -247,7 +298,7 @@ async fn connect_through(
         }
     }
     let tunnel = hyper::upgrade::on(answer).await.map_err(broken)?;
-    Ok((Box::new(TokioIo::new(tunnel)), tcp))
+    upgrade(target, Box::new(TokioIo::new(tunnel)), tcp).await
 }
 
 /// Opens TLS and the WebSocket over a connection to the target.

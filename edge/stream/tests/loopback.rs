@@ -8,8 +8,12 @@ use d2tp_stream::{
     ConnectError, PacketReceiver, PacketSender, StreamIdentity, StreamTarget, TcpStreamAcceptor,
     connect,
 };
+use hyper_util::client::proxy::matcher::{Intercept, Matcher};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
+
+/// How long an exchange on loopback may take on a busy machine.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(9);
 
 fn target(port: u16) -> StreamTarget {
     StreamTarget {
@@ -97,6 +101,15 @@ async fn a_large_batch_arrives_in_messages_of_few_packets() -> Result<()> {
     Ok(())
 }
 
+/// The HTTP proxy of this address, for every host.
+fn intercept(proxy: &str) -> Result<Intercept> {
+    let matcher = Matcher::builder().https(proxy).build();
+    let host = "https://prox.invalid:443/".parse()?;
+    matcher
+        .intercept(&host)
+        .context("the proxy is for this host")
+}
+
 /// Starts an HTTP proxy that connects to the requested host, once; returns the requests that it
 /// received.
 async fn http_proxy(
@@ -122,16 +135,11 @@ async fn http_proxy(
 async fn a_stream_goes_through_an_http_proxy_by_connect() -> Result<()> {
     let server = echo().await?;
     let (proxy, serving) = http_proxy(server).await?;
-    let matcher = hyper_util::client::proxy::matcher::Matcher::builder()
-        .https(format!("http://me:secret@{proxy}"))
-        .build();
     let target = StreamTarget {
         host: "prox.invalid".into(),
         port: 443,
     };
-    let by = matcher
-        .intercept(&"https://prox.invalid:443/".parse()?)
-        .context("the proxy is for this host")?;
+    let by = intercept(&format!("http://me:secret@{proxy}"))?;
     // An address that only the HTTP proxy can reach, so that no connection bypasses it.
     let nowhere = "127.0.0.1:1".parse()?;
     exchange(connect(&target, nowhere, Some(&by), socket).await?).await?;
@@ -145,6 +153,58 @@ async fn a_stream_goes_through_an_http_proxy_by_connect() -> Result<()> {
         "{asked}"
     );
     Ok(())
+}
+
+// A device takes the settings of one network to others.
+#[tokio::test]
+async fn a_server_is_reached_without_an_http_proxy_that_does_not_answer() -> Result<()> {
+    let server = echo().await?;
+    let silent = SilentListener::start()?;
+    let by = intercept(&format!("http://{}", silent.address))?;
+    let opening = connect(&target(server.port()), server, Some(&by), socket);
+    exchange(tokio::time::timeout(PATIENCE, opening).await??).await?;
+
+    // Where a portal answers instead of the server, that is told.
+    let page = TcpListener::bind("127.0.0.1:0").await?;
+    let at = page.local_addr()?;
+    tokio::spawn(async move {
+        while let Ok((mut tcp, _)) = page.accept().await {
+            let _ = tcp.write_all(b"HTTP/1.1 302 Found\r\n\r\n").await;
+        }
+    });
+    match connect(&target(at.port()), at, Some(&by), socket).await {
+        Err(ConnectError::Foreign(_)) => Ok(()),
+        Err(error) => bail!("{error}"),
+        Ok(_) => bail!("a page is no stream"),
+    }
+}
+
+/// A port that drops every SYN, as a network does that has no such host.
+struct SilentListener {
+    address: SocketAddr,
+    _listener: std::net::TcpListener,
+    _waiting: Vec<std::net::TcpStream>,
+}
+
+impl SilentListener {
+    fn start() -> Result<SilentListener> {
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)?;
+        socket.bind(&"127.0.0.1:0".parse::<SocketAddr>()?.into())?;
+        socket.listen(0)?;
+        let listener = std::net::TcpListener::from(socket);
+        let address = listener.local_addr()?;
+        // Nobody accepts those, so there is no room for more.
+        let mut waiting = Vec::new();
+        let short = std::time::Duration::from_millis(100);
+        while let Ok(tcp) = std::net::TcpStream::connect_timeout(&address, short) {
+            waiting.push(tcp);
+        }
+        Ok(SilentListener {
+            address,
+            _listener: listener,
+            _waiting: waiting,
+        })
+    }
 }
 
 // R-STREAM-7

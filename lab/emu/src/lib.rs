@@ -26,6 +26,7 @@
 mod clock;
 mod crossing;
 mod gate;
+mod http_proxy;
 mod icmp;
 mod link_filter;
 pub mod loopback;

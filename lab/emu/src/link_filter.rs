@@ -1,17 +1,20 @@
 //! The filter of an access network between a link and the internet: it blocks UDP, or everything
-//! but a captive portal.
+//! but a captive portal or an HTTP proxy.
 //!
 //! ```text
 //!  device ─ link model ─ NAT ─▶ outward() ─▶ proxy, origin
 //!                                  │ portal: TCP to port 80 of any host
-//!                                  └──────▶ origin, port 8480: "302 Found", to a page for signing in
+//!                                  ├──────▶ origin, port 8480: "302 Found", to a page for signing in
+//!                                  │ HTTP proxy: TCP to it
+//!                                  └──────▶ origin, port 3128: CONNECT
 //! ```
 //!
+//! The HTTP proxy belongs to the networks that let nothing else pass: others drop what goes to it.
 //! The portal answers with the addresses of the requested hosts, as real portals do, so a client
 //! can detect it only by the answer. It supports IPv4 only; a portal drops IPv6.
 
 use crate::packet::{self, PacketEnd, PacketHead, TCP, UDP};
-use crate::plan::{ORIGIN_V4, PORTAL_PORT};
+use crate::plan::{HTTP_PROXY_PORT, ORIGIN_V4, PORTAL_PORT};
 use cedos_lab_link::LinkReach;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -31,7 +34,8 @@ impl LinkFilter {
     pub(crate) fn outward(&mut self, reach: LinkReach, mut packet: Vec<u8>) -> Option<Vec<u8>> {
         let head = packet::head(&packet)?;
         if reach != LinkReach::Portal {
-            return passes(reach, &head).then_some(packet);
+            let port = head.ports.map(|(_, to)| to);
+            return passes(reach, &head, head.destination, port).then_some(packet);
         }
         let (IpAddr::V4(host), Some((from, HTTP_PORT))) = (head.destination, head.ports) else {
             return None;
@@ -55,7 +59,8 @@ impl LinkFilter {
     pub(crate) fn inward(&self, reach: LinkReach, mut packet: Vec<u8>) -> Option<Vec<u8>> {
         let head = packet::head(&packet)?;
         if reach != LinkReach::Portal {
-            return passes(reach, &head).then_some(packet);
+            let port = head.ports.map(|(from, _)| from);
+            return passes(reach, &head, head.source, port).then_some(packet);
         }
         let (portal, Some((PORTAL_PORT, to))) = (IpAddr::V4(ORIGIN_V4), head.ports) else {
             return None;
@@ -69,8 +74,13 @@ impl LinkFilter {
     }
 }
 
-fn passes(reach: LinkReach, head: &PacketHead) -> bool {
-    if head.protocol == UDP {
+/// Whether a packet from or to this host and port of the internet passes.
+fn passes(reach: LinkReach, head: &PacketHead, host: IpAddr, port: Option<u16>) -> bool {
+    let is_http_proxy =
+        head.protocol == TCP && host == IpAddr::V4(ORIGIN_V4) && port == Some(HTTP_PROXY_PORT);
+    if is_http_proxy || reach == LinkReach::HttpProxy {
+        is_http_proxy && reach == LinkReach::HttpProxy
+    } else if head.protocol == UDP {
         reach.passes_udp()
     } else {
         reach.passes_tcp()
@@ -94,6 +104,26 @@ mod tests {
             let back = v4(protocol, (PROXY_V4, 80), DEVICE);
             assert_eq!(filter.outward(LinkReach::NoUdp, out).is_some(), passes);
             assert_eq!(filter.inward(LinkReach::NoUdp, back).is_some(), passes);
+        }
+    }
+
+    #[test]
+    fn an_http_proxy_is_reached_where_it_is_alone_and_nowhere_else() {
+        let proxy = (ORIGIN_V4, HTTP_PROXY_PORT);
+        for (reach, protocol, host, passes) in [
+            (LinkReach::HttpProxy, TCP, proxy, true),
+            (LinkReach::HttpProxy, UDP, proxy, false),
+            (LinkReach::HttpProxy, TCP, (ORIGIN_V4, 443), false),
+            (LinkReach::HttpProxy, TCP, (PROXY_V4, HTTP_PROXY_PORT), false),
+            (LinkReach::HttpProxy, ICMP, (ORIGIN_V4, 0), false),
+            (LinkReach::All, TCP, proxy, false),
+            (LinkReach::NoUdp, TCP, proxy, false),
+        ] {
+            let mut filter = LinkFilter::default();
+            let out = filter.outward(reach, v4(protocol, DEVICE, host));
+            let back = filter.inward(reach, v4(protocol, host, DEVICE));
+            assert_eq!(out.is_some(), passes, "{reach:?} {protocol} {host:?}");
+            assert_eq!(back.is_some(), passes, "{reach:?} {protocol} {host:?}");
         }
     }
 

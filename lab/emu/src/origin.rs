@@ -196,6 +196,8 @@ pub struct OriginServer {
     pub tls: Option<Tls>,
     /// The address at which the origin answers as a captive portal.
     pub portal: Option<SocketAddr>,
+    /// The address at which the origin is an HTTP proxy.
+    pub http_proxy: Option<SocketAddr>,
     /// The seed of the content, if a request has none.
     pub seed: u64,
     /// The byte counts of uploads.
@@ -247,6 +249,9 @@ impl OriginServer {
             }
             if let Some(portal) = self.portal {
                 servers.spawn(serve_with(listen(portal)?, None, sign_in));
+            }
+            if let Some(http_proxy) = self.http_proxy {
+                servers.spawn(crate::http_proxy::serve(listen(http_proxy)?));
             }
             ready(bound);
             stopped.await;

@@ -28,6 +28,8 @@ pub const ORIGIN_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0,
 /// The port at the origin's address on which the captive portals of all links answer. Web servers that run at the origin
 /// need another.
 pub const PORTAL_PORT: u16 = 8480;
+/// The port at the origin's address of the HTTP proxy that some networks have.
+pub const HTTP_PROXY_PORT: u16 = 3128;
 /// The content of `/etc/hosts` for programs in the lab: names for both address families of both
 /// hosts, and the machine's `own` name, which some programs resolve at their start and wait for
 /// (Firefox, to lock its profile).

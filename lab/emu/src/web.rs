@@ -107,6 +107,9 @@ pub(crate) fn prepare(
     let server = OriginServer {
         feeds: feeds.clone(),
         portal: Some(SocketAddr::new(plan::ORIGIN_V4.into(), plan::PORTAL_PORT)),
+        http_proxy: scenario
+            .has_http_proxy()
+            .then(|| SocketAddr::new(plan::ORIGIN_V4.into(), plan::HTTP_PROXY_PORT)),
         seed: scenario.seed,
         ..OriginServer::default()
     };

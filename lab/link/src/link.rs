@@ -19,6 +19,8 @@ pub enum LinkReach {
     All,
     /// Every packet but UDP.
     NoUdp,
+    /// Only TCP to the network's HTTP proxy, which connects to the hosts that it is asked for.
+    HttpProxy,
     /// Only HTTP to a captive portal, which answers for every host.
     Portal,
     /// No packet passes beyond the first hop.

@@ -12,6 +12,15 @@ use crate::file::{
 use crate::properties::MTU_V6_MIN;
 
 impl Scenario {
+    /// Whether some network lets only an HTTP proxy pass, so that devices are told of that proxy.
+    pub fn has_http_proxy(&self) -> bool {
+        self.links.iter().any(|link| {
+            let at = link.at.iter().map(|at| at.only_http_proxy);
+            let repeats = link.repeat.iter().map(|repeat| repeat.only_http_proxy);
+            at.chain(repeats).any(|only| only == Some(true))
+        })
+    }
+
     pub(crate) fn check(&self) -> Result<(), String> {
         seconds("duration_s", self.duration_s, DURATION_S_MAX)?;
         if self.duration_s == 0.0 {

@@ -195,6 +195,8 @@ table_with_properties! {
         udp_blocked: Option<bool>,
         /// Answer HTTP as a captive portal and let nothing else pass, or let everything pass again.
         portal: Option<bool>,
+        /// Let only TCP to an HTTP proxy pass, which devices are told of, or everything again.
+        only_http_proxy: Option<bool>,
         /// What happens to TCP connections beyond the first hop: `pass`, `intercept` or `reset`.
         tcp: Option<TcpPassage>,
         /// Get another address without losing the link.
@@ -232,6 +234,8 @@ table_with_properties! {
         udp_blocked: Option<bool>,
         /// Answer HTTP as a captive portal and let nothing else pass, or let everything pass again.
         portal: Option<bool>,
+        /// Let only TCP to an HTTP proxy pass, which devices are told of, or everything again.
+        only_http_proxy: Option<bool>,
         /// What happens to TCP connections beyond the first hop: `pass`, `intercept` or `reset`.
         tcp: Option<TcpPassage>,
         /// Get another address without losing the link.

@@ -181,6 +181,7 @@ enum Step {
     Cut(bool),
     BlockUdp(bool),
     Portal(bool),
+    OnlyHttpProxy(bool),
     Tcp(TcpPassage),
     NewAddress,
     Rebind,
@@ -202,6 +203,7 @@ impl Link {
                 cut: at.cut,
                 udp_blocked: at.udp_blocked,
                 portal: at.portal,
+                only_http_proxy: at.only_http_proxy,
                 tcp: at.tcp,
                 new_address: at.new_address,
                 rebind: at.rebind,
@@ -220,6 +222,7 @@ impl Link {
                 cut: repeat.cut,
                 udp_blocked: repeat.udp_blocked,
                 portal: repeat.portal,
+                only_http_proxy: repeat.only_http_proxy,
                 tcp: repeat.tcp,
                 new_address: repeat.new_address,
                 rebind: repeat.rebind,
@@ -299,6 +302,7 @@ struct LinkChange {
     cut: Option<bool>,
     udp_blocked: Option<bool>,
     portal: Option<bool>,
+    only_http_proxy: Option<bool>,
     tcp: Option<TcpPassage>,
     new_address: bool,
     rebind: bool,
@@ -314,6 +318,10 @@ impl LinkChange {
         steps.extend(self.cut.map(|cut| (t, Step::Cut(cut))));
         steps.extend(self.udp_blocked.map(|blocked| (t, Step::BlockUdp(blocked))));
         steps.extend(self.portal.map(|portal| (t, Step::Portal(portal))));
+        steps.extend(
+            self.only_http_proxy
+                .map(|only| (t, Step::OnlyHttpProxy(only))),
+        );
         steps.extend(self.tcp.map(|passage| (t, Step::Tcp(passage))));
         steps.extend(self.up.map(|up| (t, Step::Up(up))));
         steps.extend(self.new_address.then_some((t, Step::NewAddress)));
@@ -332,6 +340,10 @@ impl LinkChange {
                 .map(|blocked| (t, Step::BlockUdp(!blocked))),
         );
         steps.extend(self.portal.map(|portal| (t, Step::Portal(!portal))));
+        steps.extend(
+            self.only_http_proxy
+                .map(|only| (t, Step::OnlyHttpProxy(!only))),
+        );
         steps.extend(self.tcp.map(|_| (t, Step::Tcp(TcpPassage::Pass))));
         steps.extend(self.up.map(|up| (t, Step::Up(!up))));
     }
@@ -347,6 +359,7 @@ struct History<'a> {
     cut: bool,
     udp_blocked: bool,
     portal: bool,
+    only_http_proxy: bool,
     tcp: TcpPassage,
     up: bool,
     attached_at: Option<Time>,
@@ -369,6 +382,7 @@ impl<'a> History<'a> {
             cut: false,
             udp_blocked: false,
             portal: false,
+            only_http_proxy: false,
             tcp: TcpPassage::Pass,
             up,
             attached_at: None,
@@ -399,6 +413,7 @@ impl<'a> History<'a> {
             Step::Cut(cut) => self.cut = cut,
             Step::BlockUdp(blocked) => self.udp_blocked = blocked,
             Step::Portal(portal) => self.portal = portal,
+            Step::OnlyHttpProxy(only) => self.only_http_proxy = only,
             Step::Tcp(passage) => self.tcp = passage,
             Step::Recorded(row) => {
                 self.record(&row);
@@ -478,10 +493,11 @@ impl<'a> History<'a> {
             up: self.up,
             dead: self.dead,
             stalled: self.stalled,
-            reach: match (self.cut, self.portal, self.udp_blocked) {
-                (true, ..) => LinkReach::FirstHop,
-                (_, true, _) => LinkReach::Portal,
-                (_, _, true) => LinkReach::NoUdp,
+            reach: match self {
+                _ if self.cut => LinkReach::FirstHop,
+                _ if self.portal => LinkReach::Portal,
+                _ if self.only_http_proxy => LinkReach::HttpProxy,
+                _ if self.udp_blocked => LinkReach::NoUdp,
                 _ => LinkReach::All,
             },
             tcp: self.tcp,
@@ -606,9 +622,10 @@ mod tests {
     fn what_passes_the_first_hop_is_the_least_that_any_change_leaves() {
         let scenario = scenario(
             "[[link]]\nname = \"w\"\n[[link.at]]\nt_s = 1\nudp_blocked = true\n[[link.at]]\nt_s = 9\n\
-             udp_blocked = false\n[[link.repeat]]\nevery_s = 100\nfirst_s = 2\nfor_s = 4\nportal = true\n\
+             udp_blocked = false\nonly_http_proxy = true\n[[link.at]]\nt_s = 11\nonly_http_proxy = false\n[[link.repeat]]\nevery_s = 100\nfirst_s = 2\nfor_s = 4\nportal = true\n\
              [[link.at]]\nt_s = 3\ncut = true\n[[link.at]]\nt_s = 4\ncut = false\n",
         );
+        assert!(scenario.has_http_proxy());
         let reach = scenario
             .timeline()
             .map(|e| (e.at.as_secs_f64(), e.condition.reach));
@@ -622,7 +639,8 @@ mod tests {
                 (3.0, LinkReach::FirstHop),
                 (4.0, LinkReach::Portal),
                 (6.0, LinkReach::NoUdp),
-                (9.0, LinkReach::All),
+                (9.0, LinkReach::HttpProxy),
+                (11.0, LinkReach::All),
             ]
         );
     }

@@ -221,7 +221,7 @@ impl Coverage {
                 let (down, up) = (condition.down.loss.random, condition.upward.loss.random);
                 self.on_fault(if condition.dead {
                     FaultKind::Dead
-                } else if condition.reach == LinkReach::NoUdp {
+                } else if matches!(condition.reach, LinkReach::NoUdp | LinkReach::HttpProxy) {
                     FaultKind::UdpBlocked
                 } else if condition.stalled || condition.reach != LinkReach::All {
                     FaultKind::Stall

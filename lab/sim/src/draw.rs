@@ -167,7 +167,23 @@ impl Draw {
         if self.chance(0.3) {
             self.ambush(out)?;
         }
+        if self.streams && self.chance(0.2) {
+            self.http_proxy(out)?;
+        }
         Ok(())
+    }
+
+    /// Lets only an HTTP proxy pass on the last link, again and again.
+    fn http_proxy(&mut self, out: &mut String) -> std::fmt::Result {
+        let every_s = self.between(4.0, 40.0);
+        let for_s = self.between(0.1, every_s - 0.5);
+        let from = self.outage.map_or(HEAL_S, |(from, _)| from);
+        let until_s = (HEAL_S - 45.0).min(from - for_s - 0.1).max(0.0);
+        writeln!(
+            out,
+            "\n[[link.repeat]]\nevery_s = {every_s}\nfor_s = {for_s}\nonly_http_proxy = true\n\
+             until_s = {until_s}"
+        )
     }
 
     /// Two links, one of which is good all the time and the other never answers or ceases to: each

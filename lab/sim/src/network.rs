@@ -155,6 +155,8 @@ pub(crate) struct SimNetwork {
     pub(crate) streams: SimStreams,
     /// Whether the proxy accepts streams.
     accepts_streams: bool,
+    /// Whether the device is told of an HTTP proxy.
+    has_http_proxy: bool,
     /// Whether the machines of device and proxy have crashed, so that no packet is answered.
     pub(crate) machines_off: [bool; 2],
     /// Samples of the datagrams to the device and to the proxy, if replays are possible.
@@ -206,6 +208,7 @@ impl SimNetwork {
             seed: scenario.seed,
             streams: SimStreams::default(),
             accepts_streams: scenario.streams,
+            has_http_proxy: scenario.has_http_proxy(),
             machines_off: [false; 2],
             archives: (!scenario.replays.is_empty())
                 .then(|| [0, 1].map(|n| Archive::new(scenario.seed, n))),

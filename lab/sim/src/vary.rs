@@ -16,7 +16,7 @@
 //!                          └────── longest silence ──────────▶┘
 //! ```
 
-use cedos_lab_link::{TcpPassage, seeded};
+use cedos_lab_link::{LinkReach, TcpPassage, seeded};
 use cedos_lab_scenario::{EventKind, Scenario, ScenarioLinkEvent};
 use rand::Rng;
 
@@ -53,10 +53,14 @@ pub fn varied(scenario: &Scenario, seed: u64) -> Scenario {
         true => STREAM_SILENCE_S_MAX,
         false => SILENCE_S_MAX,
     };
+    // A stream beside a known HTTP proxy waits for that first. // edge/stream
+    let http_proxy_s = if varied.has_http_proxy() { 0.5 } else { 0.0 };
+    let silence_s = silence_s + http_proxy_s;
     let silence_s = longest_gap(&carrying(&varied, SILENCE_S_MAX)).max(silence_s);
-    let connects = carrying(&varied, CONNECT_S_MAX);
+    let connect_s = CONNECT_S_MAX + http_proxy_s;
+    let connects = carrying(&varied, connect_s);
     for (number, flow) in varied.flows.iter().enumerate() {
-        let connected = connected_by(&connects, flow.start_s + CONNECT_S_MAX);
+        let connected = connected_by(&connects, flow.start_s + connect_s);
         let of_flow = [
             "sha256_ok".to_owned(),
             "deadline_met".to_owned(),
@@ -72,7 +76,8 @@ pub fn varied(scenario: &Scenario, seed: u64) -> Scenario {
 /// Whether a link carries packets after this event, by UDP or in a stream.
 fn is_usable(event: &ScenarioLinkEvent, streams: bool) -> bool {
     let at = &event.condition;
-    let streams = streams && at.reach.passes_tcp() && at.tcp == TcpPassage::Pass;
+    let direct = at.reach.passes_tcp() && at.tcp == TcpPassage::Pass;
+    let streams = streams && (direct || at.reach == LinkReach::HttpProxy);
     let passes = at.reach.passes_udp() || streams;
     let lost = at.down.loss.random.max(at.upward.loss.random);
     at.up && !at.dead && !at.stalled && passes && lost < 1.0

@@ -43,6 +43,8 @@ pub const INNER_NET: &str = "10.83.0.0/16";
 
 /// The address of the agent's local proxy on the device, which has its own network namespace.
 const LOCAL_PROXY: &str = "127.0.0.1:1080";
+/// The file of the device's settings, in the lab's folder.
+const SETTINGS_FILE: &str = "config.toml";
 /// How long the agent may take to start.
 const AGENT_START: Duration = Duration::from_secs(10);
 /// Starts a program with a `/run` of its own: a machine has one VPN, and labs may run beside one another.
@@ -83,11 +85,13 @@ impl DeviceClient {
                 flow.id
             );
         }
-        let config = folder.join("config.toml");
+        let config = folder.join(SETTINGS_FILE);
         let energy = scenario.energy.as_ref();
         let energy = energy.map(|energy| write_energy_settings(energy, folder));
         let energy = energy.transpose()?.unwrap_or_default();
-        fs::write(&config, format!("{energy}{}", network_rules(scenario)))?;
+        let http_proxy = http_proxy_setting(scenario);
+        let rules = network_rules(scenario);
+        fs::write(&config, format!("{http_proxy}{energy}{rules}"))?;
         let mut started = DeviceClient {
             client,
             config,
@@ -147,7 +151,8 @@ impl DeviceClient {
         match self.client {
             LabClient::Get => {
                 ask(&mut command, world, flow, url, file);
-                if world.scenario().energy.is_some() {
+                let scenario = world.scenario();
+                if scenario.energy.is_some() || scenario.has_http_proxy() {
                     command.env("CEDOS_CONFIG", &self.config);
                 }
                 through(&mut command, prox, world);
@@ -237,6 +242,7 @@ fn start_vpn(
         .arg("--state-dir")
         .arg(folder.join("vpn-state"))
         .env("CEDOS_AGENT", "none")
+        .env("CEDOS_CONFIG", folder.join(SETTINGS_FILE))
         .stdout(file.try_clone()?)
         .stderr(file);
     for link in &scenario.links {
@@ -297,6 +303,14 @@ fn transfer_by_curl(command: &mut Command, direction: Direction, url: &str, file
         Direction::Up => command.arg("--upload-file").arg(file),
     };
     command.arg(url);
+}
+
+/// The HTTP proxy that the lab's networks may have, in the form of the user's settings.
+fn http_proxy_setting(scenario: &Scenario) -> String {
+    let address = format!("http://{}:{}", plan::ORIGIN_V4, plan::HTTP_PROXY_PORT);
+    let told = scenario.has_http_proxy();
+    told.then(|| format!("[proxy]\nhttp = \"{address}\"\n"))
+        .unwrap_or_default()
 }
 
 /// The cost classes of the lab's links, in the form of the user's settings.

@@ -3,20 +3,24 @@
 //! ```text
 //!  device 10.n.a.2:port ──▶ pipe ──▶ NAT ──▶ proxy, TCP port 443
 //!                                     │ intercept: another host answers in its place
-//!                                     └ reset: both ends get an RST
+//!                                     ├ reset: both ends get an RST
+//!                                     └ an HTTP proxy alone: TCP to its port
 //! ```
 
 use std::net::SocketAddr;
 
-use cedos_lab_link::{LinkDirection, PushOutcome, TcpPassage, Time};
+use cedos_lab_link::{LinkDirection, LinkReach, PushOutcome, TcpPassage, Time};
 use d2tp_session::StreamPathId;
 
 use super::{Access, NatPassage, PROXY_PORT, SimNetwork, SimPacket, headers_bytes};
-use crate::stream_paths::StreamRole;
+use crate::stream_paths::{StreamHalf, StreamOpening, StreamRole};
 use crate::tcp::{DATA_HEADER_BYTES, ModelSegment};
 
 /// Bytes of the UDP header, which is part of [`headers_bytes`].
 const UDP_HEADER_BYTES: usize = 8;
+
+/// The port of a network's HTTP proxy, which the model has at the proxy's own address.
+const HTTP_PROXY_PORT: u16 = 3128;
 
 /// A TCP segment with its addresses.
 #[derive(Clone, Debug)]
@@ -51,18 +55,25 @@ impl SimNetwork {
     /// Begins to open a stream of the device over a link that is up.
     pub(crate) fn open_stream(&mut self, now: Time, number: usize, ticket: u64) {
         let port = self.new_port();
-        let proxy = self.proxy_address(number);
+        let mut proxy = self.proxy_address(number);
         let link = &self.links[number];
         let local = SocketAddr::new(link.local.ip(), port);
-        let fits = link.segment_bytes();
-        let role = StreamRole::Device;
-        self.streams
-            .insert(now, role, number, (local, proxy), fits, ticket);
+        let opening = match link.pipes.reach() {
+            LinkReach::HttpProxy => StreamOpening::ByHttpProxy,
+            _ if self.has_http_proxy => StreamOpening::WithoutHttpProxy,
+            _ => StreamOpening::Direct,
+        };
+        if opening == StreamOpening::ByHttpProxy {
+            proxy.set_port(HTTP_PROXY_PORT);
+        }
+        let half = StreamHalf::open(now, opening, link.segment_bytes());
+        self.streams.insert(half, number, (local, proxy), ticket);
     }
 
     /// Whether streams pass beyond the link's first hop and are accepted there.
     pub(super) fn passes_streams(&self, link: &Access) -> bool {
-        self.accepts_streams && link.pipes.reach().passes_tcp() && link.tcp == TcpPassage::Pass
+        let direct = link.pipes.reach().passes_tcp() && link.tcp == TcpPassage::Pass;
+        self.accepts_streams && (direct || link.pipes.reach() == LinkReach::HttpProxy)
     }
 
     /// Sends everything that TCP has to send now.
@@ -118,7 +129,7 @@ impl SimNetwork {
             return PushOutcome::Queued;
         };
         match link.tcp {
-            _ if !link.pipes.reach().passes_tcp() => PushOutcome::Queued,
+            _ if !link.passes_tcp_port(packet.from.port()) => PushOutcome::Queued,
             TcpPassage::Pass => {
                 let packet = SimSegment {
                     to: device,
@@ -149,10 +160,9 @@ impl SimNetwork {
 
     /// Handles a segment of the device that has passed a link's first hop.
     pub(super) fn on_segment_up(&mut self, now: Time, number: usize, packet: SimSegment) {
-        let proxy = self.proxy_address(number);
         let link = &mut self.links[number];
-        let passes = link.pipes.reach().passes_tcp() && packet.to.port() == PROXY_PORT;
-        if !link.has(packet.from) || !passes {
+        let asked = packet.to;
+        if !link.has(packet.from) || !link.passes_tcp_port(asked.port()) {
             return;
         }
         let fits = link.segment_bytes();
@@ -169,8 +179,8 @@ impl SimNetwork {
         let opens = packet.segment.syn.is_some() && packet.segment.ack.is_none();
         let answers = !is_proxy || self.accepts_streams;
         if opens && answers && self.streams.find(role, device).is_none() {
-            let at = (device, proxy);
-            self.streams.insert(now, role, number, at, fits, 0);
+            let half = StreamHalf::answer(now, role, fits);
+            self.streams.insert(half, number, (device, asked), 0);
         }
         match self.streams.find(role, device) {
             Some(half) => half.tcp.on_segment(now, packet.segment),
@@ -201,6 +211,14 @@ impl SimNetwork {
 }
 
 impl Access {
+    /// Whether TCP passes from and to this port of the proxy's host.
+    fn passes_tcp_port(&self, port: u16) -> bool {
+        match self.pipes.reach() {
+            LinkReach::HttpProxy => port == HTTP_PROXY_PORT,
+            reach => reach.passes_tcp() && port == PROXY_PORT,
+        }
+    }
+
     /// Whether the device has this address on the link.
     fn has(&self, address: SocketAddr) -> bool {
         self.up && self.local.ip() == address.ip()

@@ -10,6 +10,20 @@ use crate::tcp::{TcpConnection, TcpEnd};
 /// The maximum time until the WebSocket is accepted. // edge/stream
 const CONNECT_MAX: Span = Span::from_secs(10);
 
+/// How long the device waits for a TCP connection to an HTTP proxy before it also tries without. // edge/stream
+const HTTP_PROXY_WAIT: Span = Span::from_millis(500);
+
+/// How the device begins a stream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum StreamOpening {
+    /// To the proxy itself, at once.
+    Direct,
+    /// Through the network's HTTP proxy.
+    ByHttpProxy,
+    /// To the proxy itself, after a known HTTP proxy has not answered.
+    WithoutHttpProxy,
+}
+
 /// The host at one end of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum StreamRole {
@@ -23,6 +37,7 @@ pub(crate) enum StreamRole {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum StreamSetup {
     Connection,
+    Connected,
     Hello,
     Certificate,
     Request,
@@ -52,23 +67,34 @@ pub(crate) struct StreamHalf {
     waits_for: StreamSetup,
     reader: StreamMessageReader,
     began_at: Time,
+    /// Whether the device asks an HTTP proxy for its connection.
+    asks_http_proxy: bool,
     /// Whether the program has given up the stream.
     closed: bool,
 }
 
 impl StreamHalf {
-    /// The end of this role at the beginning; `segment_bytes` fit into a TCP segment of its link.
-    pub(crate) fn new(now: Time, role: StreamRole, segment_bytes: usize) -> StreamHalf {
-        let (tcp, waits_for) = match role {
-            StreamRole::Device => (
-                TcpConnection::connect(now, segment_bytes),
-                StreamSetup::Connection,
-            ),
-            _ => (
-                TcpConnection::accept(now, segment_bytes),
-                StreamSetup::Hello,
-            ),
+    /// The device's end at the beginning; `segment_bytes` fit into a TCP segment of its link.
+    pub(crate) fn open(now: Time, opening: StreamOpening, segment_bytes: usize) -> StreamHalf {
+        let tcp = match opening {
+            StreamOpening::WithoutHttpProxy => {
+                TcpConnection::connect(now + HTTP_PROXY_WAIT, segment_bytes)
+            }
+            _ => TcpConnection::connect(now, segment_bytes),
         };
+        StreamHalf {
+            asks_http_proxy: opening == StreamOpening::ByHttpProxy,
+            ..StreamHalf::new(now, StreamRole::Device, tcp, StreamSetup::Connection)
+        }
+    }
+
+    /// The end that answers, in this role.
+    pub(crate) fn answer(now: Time, role: StreamRole, segment_bytes: usize) -> StreamHalf {
+        let tcp = TcpConnection::accept(now, segment_bytes);
+        StreamHalf::new(now, role, tcp, StreamSetup::Hello)
+    }
+
+    fn new(now: Time, role: StreamRole, tcp: TcpConnection, waits_for: StreamSetup) -> StreamHalf {
         StreamHalf {
             tcp,
             queue: StreamPacketQueue::new(),
@@ -76,8 +102,14 @@ impl StreamHalf {
             waits_for,
             reader: StreamMessageReader::default(),
             began_at: now,
+            asks_http_proxy: false,
             closed: false,
         }
+    }
+
+    /// The host at this end.
+    pub(crate) fn role(&self) -> StreamRole {
+        self.role
     }
 
     /// Whether neither the program nor TCP needs the end any more.
@@ -106,8 +138,12 @@ impl StreamHalf {
             return events;
         }
         if self.waits_for == StreamSetup::Connection && self.tcp.is_open() {
-            self.say(MessageKind::Hello);
-            self.waits_for = StreamSetup::Certificate;
+            let (kind, then) = match self.asks_http_proxy {
+                true => (MessageKind::Connect, StreamSetup::Connected),
+                false => (MessageKind::Hello, StreamSetup::Certificate),
+            };
+            self.say(kind);
+            self.waits_for = then;
         }
         let read = self.tcp.read(now);
         self.reader.push(&read);
@@ -141,6 +177,12 @@ impl StreamHalf {
 
     fn on_message(&mut self, kind: MessageKind, content: &[u8], events: &mut Vec<StreamEvent>) {
         match (self.waits_for, kind) {
+            // The HTTP proxy is as far away as the proxy behind it, and connects in no time.
+            (StreamSetup::Hello, MessageKind::Connect) => self.say(MessageKind::Connected),
+            (StreamSetup::Connected, MessageKind::Connected) => {
+                self.say(MessageKind::Hello);
+                self.waits_for = StreamSetup::Certificate;
+            }
             (StreamSetup::Hello, MessageKind::Hello) => {
                 self.say(MessageKind::Certificate);
                 self.waits_for = StreamSetup::Request;

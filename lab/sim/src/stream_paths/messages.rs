@@ -1,7 +1,8 @@
 //! What the bytes of a stream mean: the set-up of TLS and WebSocket, then messages with packets.
 //!
 //! ```text
-//!  device ── Hello ──▶          ◀── Certificate ── proxy
+//!  device ── Connect ──▶        ◀── Connected ── HTTP proxy, where one is between
+//!         ── Hello ──▶          ◀── Certificate ── proxy
 //!         ── Request ──▶        ◀── Accepted ──            another host: ◀── Page
 //!         ◀── Packets ──▶       kind(1) length(4) content
 //! ```
@@ -24,16 +25,22 @@ pub(crate) enum MessageKind {
     Page,
     /// Packets, each behind its length.
     Packets,
+    /// A request to an HTTP proxy for a connection to the proxy of the session.
+    Connect,
+    /// The answer to that: "200 OK".
+    Connected,
 }
 
 impl MessageKind {
-    const ALL: [MessageKind; 6] = [
+    const ALL: [MessageKind; 8] = [
         MessageKind::Hello,
         MessageKind::Certificate,
         MessageKind::Request,
         MessageKind::Accepted,
         MessageKind::Page,
         MessageKind::Packets,
+        MessageKind::Connect,
+        MessageKind::Connected,
     ];
 
     /// Bytes of a message of the set-up. // measured with rustls and tungstenite, rounded
@@ -45,6 +52,8 @@ impl MessageKind {
             MessageKind::Accepted => 250,
             MessageKind::Page => 600,
             MessageKind::Packets => 0,
+            MessageKind::Connect => 120,
+            MessageKind::Connected => 40,
         }
     }
 

@@ -16,5 +16,5 @@ mod messages;
 mod packet_queue;
 mod table;
 
-pub(crate) use half::{StreamEvent, StreamRole};
+pub(crate) use half::{StreamEvent, StreamHalf, StreamOpening, StreamRole};
 pub(crate) use table::{SimStreams, StreamNews};

@@ -51,19 +51,16 @@ impl SimStreams {
     /// Adds an end.
     pub(crate) fn insert(
         &mut self,
-        now: Time,
-        role: StreamRole,
+        half: StreamHalf,
         link: usize,
         (device, proxy): (SocketAddr, SocketAddr),
-        segment_bytes: usize,
         ticket: u64,
     ) {
         let stream = StreamPathId(self.next);
         self.next += 1;
-        let half = StreamHalf::new(now, role, segment_bytes);
         let place = StreamPlace {
+            role: half.role(),
             half,
-            role,
             link,
             device,
             proxy,
