@@ -3,7 +3,8 @@
 use std::fmt;
 use std::io;
 
-use d2tp_driver::{FlowEnd, ReasonCode, SessionEnd};
+use cedos_text::RemoteText;
+use d2tp_driver::{FlowEnd, PublicKey, ReasonCode, ServerAddress, SessionEnd, refusal_text};
 use libc::c_int;
 
 /// An error number.
@@ -66,15 +67,20 @@ impl SocketFault {
         SocketFault::new(errno, end)
     }
 
-    /// The fault of a session that is over.
-    pub(crate) fn of_session(end: &SessionEnd) -> SocketFault {
+    /// The fault of what a session of `device` with `server` carried when it ended like this.
+    pub(crate) fn of_session(
+        end: &SessionEnd,
+        server: &ServerAddress,
+        device: &PublicKey,
+    ) -> SocketFault {
         let text = match end {
-            SessionEnd::Refused(ReasonCode::NotAllowed) => {
-                "the server does not allow this device. Its operator can add its key \
-                 (D2TP_SO_HOSTKEY, `cedos key show`) with --allow-client"
-                    .to_owned()
+            // A program may print the text, so the peer's must not control a terminal.
+            SessionEnd::Peer { code, text } => {
+                let (code, text) = (*code, RemoteText::new(text).into());
+                SessionEnd::Peer { code, text }.to_string()
             }
-            end => end.to_string(),
+            end => refusal_text(end, &format!("the server {}", server.host), device)
+                .unwrap_or_else(|| end.to_string()),
         };
         SocketFault::new(libc::ECONNRESET, text)
     }
@@ -94,6 +100,35 @@ impl SocketFault {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn of_session(end: SessionEnd) -> SocketFault {
+        let key = PublicKey([7; 32]);
+        SocketFault::of_session(&end, &ServerAddress::new("p.example", 4433, key), &key)
+    }
+
+    #[test]
+    fn the_text_of_a_peer_that_closes_is_one_short_line_without_controls() {
+        let text = format!("bye\r\n\x1b]0;title\x07\u{202e} {}", "x".repeat(1000));
+        let fault = of_session(SessionEnd::Peer { code: 3, text });
+        let shown = "the peer closed the session (code 0x3): bye \\u001b]0;title\\u0007\\u202e x";
+        assert!(fault.text.starts_with(shown), "{}", fault.text);
+        assert!(!fault.text.contains(cedos_text::is_control));
+        assert!(fault.text.ends_with("x…"), "{}", fault.text);
+    }
+
+    #[test]
+    fn a_device_that_is_not_let_in_is_told_how_its_operator_lets_it_in() {
+        let refused = of_session(SessionEnd::Refused(ReasonCode::NotAllowed)).while_connecting();
+        assert_eq!(refused.errno, libc::ECONNREFUSED);
+        let text = &refused.text;
+        assert!(
+            text.starts_with("the server p.example does not let this device in;"),
+            "{text}"
+        );
+        assert!(text.contains("`cedos prox invite`"), "{text}");
+        let key = PublicKey([7; 32]);
+        assert!(text.ends_with(&format!("--allow-client {key}")), "{text}");
+    }
 
     #[test]
     fn a_server_that_takes_no_more_is_no_reset_and_says_what_counts() {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use d2tp_driver::{
     Device, DeviceOptions, DriverError, EndpointConfig, InstanceLease, LinkStatus, LinkUse,
-    ReasonCode, SecretKey, ServerAddress, SessionEnd, SessionEvent, is_by_system_route,
+    PublicKey, ReasonCode, SecretKey, ServerAddress, SessionEnd, SessionEvent, is_by_system_route,
     is_loopback_host,
 };
 use d2tp_links::{CostClass, Link, LinkKind};
@@ -41,6 +41,8 @@ pub(crate) struct ServerSession {
     pub(crate) device: Device,
     /// The address of the server that the session is with.
     pub(crate) server: ServerAddress,
+    /// The device's own key, by which the server knows it.
+    own_key: PublicKey,
     /// Whether the handshake is complete, or why it failed.
     pub(crate) state: watch::Receiver<ServerSessionState>,
     /// The links, which are used unless the system's route leads to the server; `None` if it is on this machine.
@@ -136,6 +138,7 @@ impl ServerSession {
         Ok(ServerSession {
             device,
             server: server.clone(),
+            own_key: ours,
             state,
             links,
             // Datagrams in transit for the instance's previous process must not reach this
@@ -242,7 +245,7 @@ impl ServerSession {
     pub(crate) fn fault_of_end(&self, end: &SessionEnd) -> SocketFault {
         match self.left.get() {
             Some(why) => SocketFault::new(libc::ECONNRESET, why),
-            None => SocketFault::of_session(end),
+            None => SocketFault::of_session(end, &self.server, &self.own_key),
         }
     }
 }

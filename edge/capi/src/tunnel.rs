@@ -5,6 +5,7 @@ use std::io;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 
+use cedos_text::RemoteText;
 use d2tp_driver::Flow;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 
@@ -87,14 +88,20 @@ pub(crate) async fn connect_through(
         .iter()
         .find(|field| field.name.eq_ignore_ascii_case("proxy-status"));
     let kind = field.map_or("", |field| error_of(field.value));
-    let errno = errno_of(status, kind);
     let mut words = Vec::new();
     let _ = lent.take(WORDS_BYTES_MAX).read_to_end(&mut words).await;
-    let words = String::from_utf8_lossy(&words);
-    Err(SocketFault::new(
-        errno,
-        format!("the proxy refuses ({status}): {}", words.trim()),
-    ))
+    Err(refusal(status, kind, &words))
+}
+
+/// The fault of a tunnel that the proxy refuses with this status, error type and explanation.
+fn refusal(status: u16, kind: &str, words: &[u8]) -> SocketFault {
+    // A program may print the text, so the proxy's must not control a terminal.
+    let words = RemoteText::from_bytes(words);
+    let text = match words.is_empty() {
+        true => format!("the proxy refuses ({status})"),
+        false => format!("the proxy refuses ({status}): {words}"),
+    };
+    SocketFault::new(errno_of(status, kind), text)
 }
 
 /// The error type of a Proxy-Status field (RFC 9209 §2.1.1).
@@ -136,5 +143,17 @@ mod tests {
         assert_eq!(told("d2prox; error=dns_error", 502), libc::EHOSTUNREACH);
         assert_eq!(told("other", 504), libc::ETIMEDOUT);
         assert_eq!(told("", 403), libc::EACCES);
+    }
+
+    #[test]
+    fn the_explanation_of_a_proxy_is_one_line_without_controls() {
+        let text = |words: &[u8]| refusal(502, "dns_error", words).text;
+        assert_eq!(
+            text(b"no\r\nhost \x1b[2J\xe2\x80\xae\x07\n"),
+            "the proxy refuses (502): no host \\u001b[2J\\u202e\\u0007"
+        );
+        let page = b"<html>\n<head><title>502 Bad Gateway</title></head><body>long";
+        assert_eq!(text(page), "the proxy refuses (502): 502 Bad Gateway");
+        assert_eq!(text(b" \n"), "the proxy refuses (502)");
     }
 }

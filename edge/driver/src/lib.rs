@@ -70,6 +70,7 @@ mod server_nodes;
 mod service_records;
 mod session_handoff;
 mod session_moves;
+mod session_refusal;
 mod shared_records;
 mod shared_state;
 mod source;

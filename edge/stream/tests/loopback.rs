@@ -161,7 +161,8 @@ async fn a_server_is_reached_without_an_http_proxy_that_does_not_answer() -> Res
     let server = echo().await?;
     let silent = SilentListener::start()?;
     let by = intercept(&format!("http://{}", silent.address))?;
-    let opening = connect(&target(server.port()), server, Some(&by), socket);
+    let place = target(server.port());
+    let opening = connect(&place, server, Some(&by), socket);
     exchange(tokio::time::timeout(PATIENCE, opening).await??).await?;
 
     // Where a portal answers instead of the server, that is told.

@@ -34,7 +34,7 @@ pub(crate) async fn serve(listener: TcpListener) {
 async fn answer(request: Request<Incoming>) -> Result<Response<Empty<Bytes>>, Infallible> {
     let mut response = Response::new(Empty::new());
     let host = request.uri().authority().map(ToString::to_string);
-    let (Method::CONNECT, Some(host)) = (request.method(), host) else {
+    let (&Method::CONNECT, Some(host)) = (request.method(), host) else {
         *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
         return Ok(response);
     };

@@ -114,7 +114,12 @@ mod tests {
             (LinkReach::HttpProxy, TCP, proxy, true),
             (LinkReach::HttpProxy, UDP, proxy, false),
             (LinkReach::HttpProxy, TCP, (ORIGIN_V4, 443), false),
-            (LinkReach::HttpProxy, TCP, (PROXY_V4, HTTP_PROXY_PORT), false),
+            (
+                LinkReach::HttpProxy,
+                TCP,
+                (PROXY_V4, HTTP_PROXY_PORT),
+                false,
+            ),
             (LinkReach::HttpProxy, ICMP, (ORIGIN_V4, 0), false),
             (LinkReach::All, TCP, proxy, false),
             (LinkReach::NoUdp, TCP, proxy, false),

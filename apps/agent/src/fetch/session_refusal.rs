@@ -1,6 +1,8 @@
 //! The messages of all verbs about a server that never accepts this device's session.
 
-use d2tp_driver::{NodeAddress, PublicKey, ReasonCode, ServerAddress, ServerNodes, SessionEnd};
+use d2tp_driver::{
+    NodeAddress, PublicKey, ServerAddress, ServerNodes, SessionEnd, refusal_text,
+};
 
 use super::outcome::{TransferExit, TransferFailure, TransferReason};
 
@@ -21,18 +23,7 @@ pub fn session_refusal(
     server: &str,
     device: &PublicKey,
 ) -> Option<TransferFailure> {
-    let text = match end {
-        SessionEnd::Refused(ReasonCode::NotAllowed) => format!(
-            "{server} does not let this device in; its operator invites it (`cedos prox invite`), or adds \
-             --allow-client {device}"
-        ),
-        SessionEnd::NoCommonVersion => format!("{server}: {end}; update the older one"),
-        SessionEnd::NoHybridKeys => format!(
-            "{server} has no post-quantum keys, and its address requires them (hybrid=required); its operator updates \
-             it, or you remove that from the address"
-        ),
-        _ => return None,
-    };
+    let text = refusal_text(end, server, device)?;
     let (exit, reason) = (TransferExit::Error, TransferReason::ProxyRefused);
     Some(TransferFailure::of(exit, reason, text))
 }
@@ -40,6 +31,7 @@ pub fn session_refusal(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use d2tp_driver::ReasonCode;
 
     #[test]
     fn a_refusal_names_the_key_that_the_operator_needs() {
