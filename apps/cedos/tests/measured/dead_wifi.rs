@@ -24,7 +24,10 @@ use tokio::time::{sleep, timeout};
 const OBJECT_BYTES: usize = 16_000_000; // 6.4 s at 20 Mb/s
 
 /// What starting programs may add, and reading and writing files.
-const SLACK: Duration = Duration::from_millis(1_500);
+const START_SLACK: Duration = Duration::from_millis(1_500);
+
+/// What looking at files and counters may add, where nothing starts.
+const LOOK_SLACK: Duration = Duration::from_millis(200);
 
 /// Where the agent's local proxy listens, in a network of the test's own.
 const LOCAL_PROXY: &str = "127.0.0.1:1080";
@@ -285,7 +288,7 @@ impl Stopwatch {
 #[track_caller]
 fn assert_within(what: &str, took: Duration, bound: Duration) {
     eprintln!("{what}: {} ms", took.as_millis());
-    assert!(took < bound + SLACK, "{what} took {took:?}");
+    assert!(took < bound, "{what} took {took:?}");
 }
 
 /// The clients that are judged by what the kernel counted on the links.
@@ -348,7 +351,7 @@ fn uploads_streams_and_the_agents_clients_connect_over_cellular_beside_a_dead_wi
             let watch = Stopwatch::start();
             let (mut child, _held) = place.start(client).await;
             until_carried(client, "wwan0", before, CARRIES_BYTES).await;
-            assert_within(client, watch.took(), CONNECT_MAX);
+            assert_within(client, watch.took(), CONNECT_MAX + START_SLACK);
             child.kill().await.expect("it runs");
         }
     });
@@ -367,7 +370,7 @@ fn players_and_direct_downloads_get_bytes_over_cellular_beside_a_dead_wifi() {
             let watch = Stopwatch::start();
             let (mut child, _held) = place.start(client).await;
             place.until(client, 1).await;
-            assert_within(client, watch.took(), CONNECT_MAX);
+            assert_within(client, watch.took(), CONNECT_MAX + START_SLACK);
             child.kill().await.expect("it runs");
         }
     });
@@ -392,7 +395,7 @@ fn uploads_and_the_agents_clients_go_on_over_cellular_when_the_wifi_dies() {
             wifi_dies();
             let watch = Stopwatch::start();
             until_carried(client, "wwan0", before, CARRIES_BYTES).await;
-            assert_within(client, watch.took(), SILENCE_MAX);
+            assert_within(client, watch.took(), SILENCE_MAX + LOOK_SLACK);
             wifi_lives();
             let status = timeout(PATIENCE, child.wait()).await.expect("it ends");
             assert!(status.expect("a status").success(), "{client}");
@@ -425,7 +428,7 @@ fn a_proxy_is_found_by_its_name_although_the_resolver_is_beyond_a_dead_wifi() {
                 _ => place.get(client),
             };
             place.until(client, 1).await;
-            assert_within(client, watch.took(), CONNECT_MAX);
+            assert_within(client, watch.took(), CONNECT_MAX + START_SLACK);
             child.kill().await.expect("it runs");
         }
     });
@@ -447,7 +450,7 @@ fn every_client_connects_over_cellular_beside_a_wifi_that_never_answers() {
                 _ => place.get(file),
             };
             place.until(file, 1).await;
-            assert_within(what, watch.took(), CONNECT_MAX);
+            assert_within(what, watch.took(), CONNECT_MAX + START_SLACK);
             client.kill().await.expect("it runs");
         }
         for by_agent in [false, true] {
@@ -456,7 +459,7 @@ fn every_client_connects_over_cellular_beside_a_wifi_that_never_answers() {
             assert_eq!(socket.hear().await, "policy 0");
             assert_eq!(socket.hear().await, "connect 0");
             let what = format!("a socket, by the agent: {by_agent}");
-            assert_within(&what, watch.took(), CONNECT_MAX);
+            assert_within(&what, watch.took(), CONNECT_MAX + START_SLACK);
             assert!(socket.ask("ask").await.starts_with("ask "));
             assert_eq!(socket.ask("read 100000").await, "read 100000");
         }
@@ -525,7 +528,7 @@ fn every_client_goes_on_over_cellular_when_the_wifi_dies_silently() {
             place.until(client, 2_000_000).await;
             wifi_dies();
             let pause = place.longest_pause(client, 8_000_000).await;
-            assert_within(client, pause, SILENCE_MAX);
+            assert_within(client, pause, SILENCE_MAX + LOOK_SLACK);
             wifi_lives();
             if let Some(mut child) = child {
                 let status = timeout(PATIENCE, child.wait()).await.expect("it ends");
