@@ -147,6 +147,7 @@ pub use server_list::{SERVERS_MAX, ServerList, ServerListError};
 pub use server_nodes::look_up_nodes;
 pub use service_records::{SVCB_SERVER_KEY, SVCB_STREAM_PORT};
 pub use session_moves::{MOVE_AGAIN_AFTER, MoveReport};
+pub use session_refusal::refusal_text;
 pub use source::{HostKey, SendSource};
 pub use system_route::{is_by_system_route, is_loopback_host};
 pub use ticket_seed::TICKET_SEED_NOTE;
