@@ -16,6 +16,7 @@ pub mod proxy;
 pub mod recurrence;
 pub mod schedule_message;
 pub mod settings;
+pub mod socket_owner;
 pub mod stream;
 pub mod terms;
 pub mod token_listener;

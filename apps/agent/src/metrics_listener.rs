@@ -9,6 +9,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
+use crate::socket_owner::ConnectionOwner;
 use crate::unproven_connections::UnprovenConnections;
 
 /// The most bytes of a request's header.
@@ -48,7 +49,7 @@ impl MetricsListener {
     }
 
     /// Answers requests with what `render` returns, of this media type, until it is dropped. Clients are not
-    /// authenticated, so a silent connection is closed in favour of others.
+    /// authenticated, so a silent connection is closed in favour of others, first one of the user or host that has most.
     pub async fn serve(self, media_type: &'static str, render: impl Fn() -> String) {
         let unproven = UnprovenConnections::new(CONNECTIONS_MAX, ASK_MAX);
         let mut answering = FuturesUnordered::new();
@@ -59,7 +60,8 @@ impl MetricsListener {
             };
             match accepted {
                 Ok((stream, _)) => {
-                    let (connection, render) = (unproven.admit(), &render);
+                    let connection = unproven.admit(ConnectionOwner::of(&stream));
+                    let render = &render;
                     answering.push(async move {
                         tokio::select! {
                             _ = answer(render, stream, media_type, self.is_local) => {}

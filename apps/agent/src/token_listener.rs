@@ -20,12 +20,13 @@ use http::header::{HOST, ORIGIN};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
 
+use crate::socket_owner::ConnectionOwner;
 use crate::unproven_connections::{UnprovenConnection, UnprovenConnections};
 
 /// Connections at once that have shown the token; their requests wait if there are more.
 pub const CONNECTIONS_MAX: usize = 64; // a guess: a player has a handful, a browser six
 
-/// Connections at once that have not shown the token; the oldest gives way.
+/// Connections at once that have not shown the token; the oldest of the user who has most gives way.
 pub const UNPROVEN_MAX: usize = 64; // a guess: who knows the token asks at once
 
 /// How long a connection may take to show the token.
@@ -76,7 +77,7 @@ impl TokenListener {
             match self.listener.accept().await {
                 Ok((stream, _)) => {
                     let place = ConnectionPlace {
-                        unproven: self.unproven.admit(),
+                        unproven: self.unproven.admit(ConnectionOwner::of(&stream)),
                         room: self.room.clone(),
                         permit: OnceCell::new(),
                     };

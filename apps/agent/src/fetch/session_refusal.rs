@@ -1,8 +1,6 @@
 //! The messages of all verbs about a server that never accepts this device's session.
 
-use d2tp_driver::{
-    NodeAddress, PublicKey, ServerAddress, ServerNodes, SessionEnd, refusal_text,
-};
+use d2tp_driver::{NodeAddress, PublicKey, ServerAddress, ServerNodes, SessionEnd, refusal_text};
 
 use super::outcome::{TransferExit, TransferFailure, TransferReason};
 

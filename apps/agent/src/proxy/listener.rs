@@ -14,7 +14,8 @@ use super::conn_options::ConnOptions;
 use super::proxy_context::{HELLO_WITHIN, ProxyContext};
 use super::proxy_session::ProxySession;
 use super::target::NameLookup;
-use super::{http, http2, socket_owner, socks};
+use super::{http, http2, socks};
+use crate::socket_owner::is_this_users;
 
 /// Connections of programs at once; more wait in the kernel.
 pub const CONNECTIONS_MAX: usize = 1024; // a guess: a browser has a few hundred
@@ -130,7 +131,7 @@ impl LocalProxyListener {
         if self.client_policy == ClientPolicy::Anyone {
             return Some(program);
         }
-        if socket_owner::is_this_users(&program) {
+        if is_this_users(&program) {
             return Some(program);
         }
         reset(program);

@@ -21,7 +21,6 @@ mod optimistic_connect;
 mod proxy_context;
 mod proxy_session;
 mod refusal;
-mod socket_owner;
 mod socks;
 mod target;
 pub(crate) mod traffic_rule;
@@ -35,7 +34,6 @@ pub use proxy_session::{
     ProxySessionPeer, RuleTraffic, SESSION_CONNECTIONS_MAX, SpendingBudget,
 };
 pub use refusal::{ConnectRefusal, RefusalCause};
-pub use socket_owner::{is_this_users, owner_of};
 pub use target::{NameLookup, TargetAddress};
 pub use traffic_rule::{
     PortTransport, TRAFFIC_RULES_MAX, TrafficMatch, TrafficRule, packets_may_pay,

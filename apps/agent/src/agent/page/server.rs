@@ -28,7 +28,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::proxy::is_this_users;
+use crate::socket_owner::is_this_users;
 use crate::stream::store::random_name;
 use crate::token_listener::{ConnectionPlace, TokenGuard, TokenListener};
 

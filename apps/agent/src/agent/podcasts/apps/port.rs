@@ -35,7 +35,7 @@ use super::open_port::{AppPort, OpenAppPort, SavedAppPort};
 use super::sessions::{AppSessions, USER};
 use super::{AppContext, episode_link, feed_pages, gpodder_server};
 use crate::fetch::outcome::TransferFailure;
-use crate::proxy::is_this_users;
+use crate::socket_owner::is_this_users;
 use crate::stream::store::random_name;
 use crate::token_listener::{ConnectionPlace, TokenGuard, TokenListener};
 
