@@ -22,6 +22,7 @@ mod podcasts_browser;
 mod podcasts_lasting;
 mod podcasts_log;
 mod podcasts_page;
+mod ports;
 mod queue;
 mod recurring;
 mod short_queues;
