@@ -76,7 +76,7 @@ const (
 	Fail
 )
 
-// Buffer has the thresholds of what is held ahead of the program: networks that cost are used from Low on, up to
+// Buffer has the thresholds of what is held ahead of the program: metered networks are used from Low on, up to
 // High, which is 64 MiB or a day at most and no less than Low: else EINVAL. The zero value is none.
 type Buffer struct {
 	Low, High uint64 // bytes, or milliseconds of what the program reads
@@ -101,7 +101,7 @@ type Dialer struct {
 	Deadline time.Duration // finish within, whole seconds; then both ends drop the connection. 0: no deadline
 	Size     uint64        // bytes expected both ways, 0 when not known
 	Policy   Policy
-	Budget   uint64 // bytes that networks which cost may carry, 0 for no limit
+	Budget   uint64 // bytes that metered networks may carry, 0 for no limit
 	Priority int32  // 0 to 7; higher goes first
 	IfLate   IfLate
 	Proxy    string // d2tp://host:port/KEY, else $CEDOS_PROX
@@ -403,7 +403,7 @@ func (c *Conn) SetPolicy(policy Policy) error {
 	return c.option(C.D2TP_SO_POLICY, unsafe.Pointer(&policies[policy]), 4)
 }
 
-// SetBudget changes what networks that cost may carry in all, what they did carry included; 0 for no limit.
+// SetBudget changes what metered networks may carry in all, what they did carry included; 0 for no limit.
 func (c *Conn) SetBudget(bytes uint64) error {
 	if bytes == 0 {
 		bytes = math.MaxUint64

@@ -23,7 +23,7 @@ const (
 // Reason is why nothing moves.
 type Reason uint32
 
-// Nothing is known; there is no network; there are only networks that cost, and they are not to be paid for now.
+// Nothing is known; there is no network; there are only metered networks, and they are not to be paid for now.
 const (
 	NoReason Reason = iota
 	NoPath

@@ -109,7 +109,7 @@ class Socket extends net.Socket {
 
   /**
    * Changes options: deadline (seconds from now, 0 for none), size (bytes, 0 when not known), policy, budget (bytes that
-   * networks which cost may carry in all), ifLate, buffer ({ low: 0, high: 0 }: none). Throws an Error with errno, or a
+   * metered networks may carry in all), ifLate, buffer ({ low: 0, high: 0 }: none). Throws an Error with errno, or a
    * RangeError for what is no value at all.
    */
   options(options) {

@@ -94,8 +94,8 @@ pub struct PreparedTransfer {
 }
 
 impl PreparedTransfer {
-    /// Says what is wrong with an order, if anything is. `paid_asked`: the user spoke of links that
-    /// cost.
+    /// Says what is wrong with an order, if anything is. `paid_asked`: the user spoke of
+    /// metered links.
     ///
     /// # Errors
     /// Whose fault it is, in words.

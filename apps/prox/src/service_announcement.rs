@@ -7,7 +7,7 @@
 //!  <name>.local                A    192.168.1.5
 //! ```
 //!
-//! The name is drawn anew by each process: what hosts learn is that a proxy with this key is here. Networks that cost
+//! The name is drawn anew by each process: what hosts learn is that a proxy with this key is here. Metered networks
 //! money, tunnels and this machine itself are left out. A change of addresses ends the announcement and begins another;
 //! otherwise nothing is done but to answer.
 

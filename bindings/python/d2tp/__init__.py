@@ -565,7 +565,7 @@ def _datagrams(options):
 
 def connect_datagrams(address, **options):
     """`Datagrams` to and from the D2TP server "d2tp://host:port/KEY", at once, whether or not there is a network. Options are
-    those of `Datagrams.options`. They do not go through the proxy and travel on networks that cost nothing."""
+    those of `Datagrams.options`. They do not go through the proxy and travel on free networks."""
     sock = _datagrams(options)
     try:
         with _found(address) as to:

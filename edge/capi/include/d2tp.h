@@ -42,22 +42,22 @@ struct addrinfo;
 /* int: which networks may be paid for, one of the D2TP_POLICY values. Any time. */
 #define D2TP_SO_POLICY 3
 
-/* D2TP_SO_POLICY: never use networks that cost. */
+/* D2TP_SO_POLICY: never use metered networks. */
 #define D2TP_POLICY_FREE_ONLY 0
 
-/* D2TP_SO_POLICY: use networks that cost when the deadline needs it (the default). */
+/* D2TP_SO_POLICY: use metered networks when the deadline needs it (the default). */
 #define D2TP_POLICY_FREE_FIRST 1
 
-/* D2TP_SO_POLICY: use networks that cost when the deadline needs it, with twice the slack. */
+/* D2TP_SO_POLICY: use metered networks when the deadline needs it, with twice the slack. */
 #define D2TP_POLICY_BALANCED 2
 
 /* D2TP_SO_POLICY: use all networks at any time. */
 #define D2TP_POLICY_FAST 3
 
-/* D2TP_SO_POLICY: use networks that cost when no free one works. */
+/* D2TP_SO_POLICY: use metered networks when no free one works. */
 #define D2TP_POLICY_ANY 4
 
-/* uint64_t: bytes that networks which cost may carry, UINT64_MAX for no limit. Any time. When the
+/* uint64_t: bytes that metered networks may carry, UINT64_MAX for no limit. Any time. When the
  * budget is used up and no free network works, the connection ends (EDQUOT), unless D2TP_SO_IFLATE
  * is D2TP_IFLATE_WAIT. */
 #define D2TP_SO_BUDGET 4
@@ -93,7 +93,7 @@ struct addrinfo;
 #define D2TP_SO_HOSTKEY 11
 
 /* struct d2tp_rcvbufth: how much to buffer ahead of the program, up to 64 MiB; all 0, the default:
- * only the kernel's buffers. Free networks fill the buffer; networks that cost are used from
+ * only the kernel's buffers. Free networks fill the buffer; metered networks are used from
  * dr_low on, up to dr_high. Any time. */
 #define D2TP_SO_RCVBUFTH 12
 
@@ -154,9 +154,9 @@ struct sockaddr_d2tp {
 
 /* The value of D2TP_SO_RCVBUFTH. */
 struct d2tp_rcvbufth {
-    /* Networks that cost are used from this level on: when no more than this is buffered. */
+    /* Metered networks are used from this level on: when no more than this is buffered. */
     uint64_t dr_low;
-    /* Networks that cost are used up to this level: at most 64 MiB or a day, and at least dr_low. */
+    /* Metered networks are used up to this level: at most 64 MiB or a day, and at least dr_low. */
     uint64_t dr_high;
     /* The unit of the levels: D2TP_RCVBUFTH_BYTES or D2TP_RCVBUFTH_MS. */
     uint32_t dr_unit;

@@ -23,17 +23,17 @@ pub const SO_DEADLINE: c_int = 1;
 pub const SO_ESIZE: c_int = 2;
 /// int: which networks may be paid for, one of the D2TP_POLICY values. Any time.
 pub const SO_POLICY: c_int = 3;
-/// D2TP_SO_POLICY: never use networks that cost.
+/// D2TP_SO_POLICY: never use metered networks.
 pub const POLICY_FREE_ONLY: c_int = 0;
-/// D2TP_SO_POLICY: use networks that cost when the deadline needs it (the default).
+/// D2TP_SO_POLICY: use metered networks when the deadline needs it (the default).
 pub const POLICY_FREE_FIRST: c_int = 1;
-/// D2TP_SO_POLICY: use networks that cost when the deadline needs it, with twice the slack.
+/// D2TP_SO_POLICY: use metered networks when the deadline needs it, with twice the slack.
 pub const POLICY_BALANCED: c_int = 2;
 /// D2TP_SO_POLICY: use all networks at any time.
 pub const POLICY_FAST: c_int = 3;
-/// D2TP_SO_POLICY: use networks that cost when no free one works.
+/// D2TP_SO_POLICY: use metered networks when no free one works.
 pub const POLICY_ANY: c_int = 4;
-/// uint64_t: bytes that networks which cost may carry, UINT64_MAX for no limit. Any time. When the
+/// uint64_t: bytes that metered networks may carry, UINT64_MAX for no limit. Any time. When the
 /// budget is used up and no free network works, the connection ends (EDQUOT), unless D2TP_SO_IFLATE
 /// is D2TP_IFLATE_WAIT.
 pub const SO_BUDGET: c_int = 4;
@@ -58,7 +58,7 @@ pub const SO_PROXY: c_int = 10;
 /// Text, read only: the public key of this process.
 pub const SO_HOSTKEY: c_int = 11;
 /// struct d2tp_rcvbufth: how much to buffer ahead of the program, up to 64 MiB; all 0, the default:
-/// only the kernel's buffers. Free networks fill the buffer; networks that cost are used from
+/// only the kernel's buffers. Free networks fill the buffer; metered networks are used from
 /// dr_low on, up to dr_high. Any time.
 pub const SO_RCVBUFTH: c_int = 12;
 /// dr_unit of struct d2tp_rcvbufth: bytes.
@@ -97,9 +97,9 @@ pub const PATHS_MAX: usize = 8;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct D2tpRcvbufth {
-    /// Networks that cost are used from this level on: when no more than this is buffered.
+    /// Metered networks are used from this level on: when no more than this is buffered.
     pub dr_low: u64,
-    /// Networks that cost are used up to this level: at most 64 MiB or a day, and at least dr_low.
+    /// Metered networks are used up to this level: at most 64 MiB or a day, and at least dr_low.
     pub dr_high: u64,
     /// The unit of the levels: D2TP_RCVBUFTH_BYTES or D2TP_RCVBUFTH_MS.
     pub dr_unit: u32,

@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_costs_is_paid_for_up_to_high_and_again_from_low() {
+    fn a_metered_link_is_paid_for_up_to_high_and_again_from_low() {
         let bytes = levels(300_000, 900_000, RcvbufUnit::Bytes, 0);
         for policy in [
             CostPolicy::FreeFirst,

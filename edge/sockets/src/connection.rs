@@ -45,7 +45,7 @@ pub trait D2tpConnection: AsFd + sealed::SealedStream {
         raw::set(self, raw::SO_POLICY, &(policy as i32).to_ne_bytes())
     }
 
-    /// Sets how many bytes networks that cost may carry in total, including those that they have
+    /// Sets how many bytes metered networks may carry in total, including those that they have
     /// carried; `None` removes the limit.
     ///
     /// # Errors

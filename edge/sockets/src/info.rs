@@ -44,7 +44,7 @@ pub enum ConnectionState {
 pub enum StallReason {
     /// There is no network.
     NoPath,
-    /// There are only networks that cost, and the connection may not use them now.
+    /// There are only metered networks, and the connection may not use them now.
     PathCost,
 }
 

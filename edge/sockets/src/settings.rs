@@ -9,28 +9,28 @@ use crate::raw;
 /// Which networks a connection may pay for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PayPolicy {
-    /// Links that cost are never used.
+    /// Metered links are never used.
     FreeOnly = 0,
-    /// Links that cost are used when the deadline needs them.
+    /// Metered links are used when the deadline needs them.
     #[default]
     FreeFirst = 1,
-    /// Links that cost are used to meet the deadline, with twice the slack of `FreeFirst`.
+    /// Metered links are used to meet the deadline, with twice the slack of `FreeFirst`.
     Balanced = 2,
     /// All links are used at any time.
     Fast = 3,
-    /// Links that cost are used when no free one works.
+    /// Metered links are used when no free one works.
     Any = 4,
 }
 
 /// What to do when free networks cannot meet the deadline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LatePolicy {
-    /// Use networks that cost, up to the budget.
+    /// Use metered networks, up to the budget.
     #[default]
     Cell = 0,
     /// Be late: the connection continues after its deadline.
     Wait = 1,
-    /// Use no networks that cost, and end at the deadline.
+    /// Use no metered networks, and end at the deadline.
     Fail = 2,
 }
 
@@ -69,11 +69,11 @@ pub enum ThresholdUnit {
     Ms = 1,
 }
 
-/// How much data to buffer ahead of the program: networks that cost are used from `low` on, up to
+/// How much data to buffer ahead of the program: metered networks are used from `low` on, up to
 /// `high`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BufferThresholds {
-    /// The level at which the use of networks that cost begins. Higher: bridges longer outages.
+    /// The level at which the use of metered networks begins. Higher: bridges longer outages.
     pub low: u64,
     /// The level at which paid filling ends. Higher: more is paid for that a free network might
     /// have carried.
@@ -105,7 +105,7 @@ pub struct ConnectSettings {
     pub size: Option<u64>,
     /// Which networks may be paid for.
     pub policy: PayPolicy,
-    /// The bytes that networks which cost may carry in total.
+    /// The bytes that metered networks may carry in total.
     pub budget: Option<u64>,
     /// The priority, 0 to 7; higher goes first.
     pub priority: u8,

@@ -64,8 +64,8 @@ pub enum ConnectError {
 
 /// How long a TCP connection to an HTTP proxy is waited for before the server itself is tried beside it.
 const HTTP_PROXY_WAIT: Duration = Duration::from_millis(500); // a guess: a proxy is near, or absent
-/// How long it is waited for at most: for the answer to its second SYN. // RFC 6298 §2.1
-const HTTP_PROXY_MAX: Duration = Duration::from_millis(2_500);
+/// How long a TCP connection to an HTTP proxy is waited for at most: until the answer to its second SYN has come.
+const HTTP_PROXY_MAX: Duration = Duration::from_millis(2_500); // RFC 6298 §2.1
 
 /// The HTTP proxy of this program's settings, once they were read.
 static SETTINGS_PROXY: RwLock<Option<Option<Matcher>>> = RwLock::new(None);

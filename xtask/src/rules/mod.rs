@@ -7,6 +7,7 @@
 //!  packaging/systemd/*.service ──▶ units
 //!  docs/protocol.md, docs/security.md ──▶ protocol · promises
 //!  *.md, `--help` of our programs ──▶ documented_commands
+//!  sources, documents, bindings, pages ──▶ wording
 //! ```
 //!
 //! Each count has a ceiling ([`CEILINGS`]), which may be lowered but never raised.
@@ -27,6 +28,7 @@ mod type_names;
 mod units;
 mod unsafe_code;
 mod unused;
+mod wording;
 
 use std::path::Path;
 
@@ -42,7 +44,7 @@ use unsafe_code::UnsafeCode;
 
 /// The current maximum of each count: a change that lowers a count lowers its number here, and no
 /// number is ever raised. The aim is 3 for the circle of files and 0 for the others.
-const CEILINGS: [(&str, usize); 10] = [
+const CEILINGS: [(&str, usize); 11] = [
     ("folder_rule_breaches", 0),
     ("unused_dependencies", 0),
     ("differences_of_lock_files", 0),
@@ -53,6 +55,7 @@ const CEILINGS: [(&str, usize); 10] = [
     ("unsafe_code_without_reason", 0),
     ("parsers_that_reach_out", 0),
     ("documented_commands_that_do_not_exist", 0),
+    ("uses_of_retired_words", 0),
 ];
 
 /// Options of the verb `rules`.
@@ -93,6 +96,7 @@ struct RulesReport {
     unsafe_code: UnsafeCode,
     reaching_parsers: Vec<String>,
     missing_commands: Vec<String>,
+    retired_words: Vec<String>,
     /// Whether our programs were there, so that their options could be looked up.
     options_were_read: bool,
     units: Option<Vec<UnitExposure>>,
@@ -115,6 +119,7 @@ impl RulesReport {
             unsafe_code: unsafe_code::count(&sources),
             reaching_parsers: foreign_data::check(&sources),
             missing_commands: documented_commands::check(root, &sources, help.as_ref())?,
+            retired_words: wording::check(root)?,
             options_were_read: help.is_some(),
             units: units::check(root)?,
             protocol: documents(root),
@@ -131,7 +136,7 @@ impl RulesReport {
     }
 
     /// Each count by its name, in the order of [`CEILINGS`].
-    fn counts(&self) -> [usize; 10] {
+    fn counts(&self) -> [usize; 11] {
         [
             self.folder_breaches.len(),
             self.unused.len(),
@@ -143,6 +148,7 @@ impl RulesReport {
             self.unsafe_code.without_reason.len(),
             self.reaching_parsers.len(),
             self.missing_commands.len(),
+            self.retired_words.len(),
         ]
     }
 
@@ -213,6 +219,8 @@ impl RulesReport {
             "parsers_that_reach_out_list": self.reaching_parsers,
             "documented_commands_that_do_not_exist": self.missing_commands.len(),
             "documented_commands_that_do_not_exist_list": self.missing_commands,
+            "uses_of_retired_words": self.retired_words.len(),
+            "uses_of_retired_words_list": self.retired_words,
             "documented_options_were_read": self.options_were_read,
             "unit_exposure": self.units.as_ref().map(|units| units.iter().map(UnitExposure::to_json).collect::<Vec<_>>()),
             "protocol_rules": protocol,
@@ -239,7 +247,7 @@ impl RulesReport {
             })
             .collect();
         let bare = self.sleeps_without_reason();
-        let findings: [&[String]; 10] = [
+        let findings: [&[String]; 11] = [
             &self.folder_breaches,
             &self.unused,
             &self.lock_files,
@@ -250,6 +258,7 @@ impl RulesReport {
             &self.unsafe_code.without_reason,
             &self.reaching_parsers,
             &self.missing_commands,
+            &self.retired_words,
         ];
         for (((name, ceiling), count), found) in CEILINGS.iter().zip(self.counts()).zip(findings) {
             let words = name.replace('_', " ");

@@ -40,7 +40,7 @@ pub struct FileTransfers {
     pub tuning: SessionTuning,
     /// The limit on the rate of all of them together.
     pub rate_limiter: Option<Arc<RateLimiter>>,
-    /// Whether the user spoke of links that cost.
+    /// Whether the user spoke of metered links.
     pub asks_for_paid: bool,
     /// Whether others look at the transfers later, so that waits are reported repeatedly.
     pub repeats_waits: bool,

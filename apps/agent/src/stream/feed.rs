@@ -4,7 +4,7 @@
 //!        ┌────────── a reader went elsewhere · a fifth of a second passed · a link changed ───────┐
 //!        ▼                                                                                        │
 //!  view ─▶ D2BufMgr ─┬─ free links: until the quota is full                                       │
-//!                    ├─ low reached: links that cost too, up to high                              │
+//!                    ├─ low reached: metered links too, up to high                              │
 //!                    └─ between: what comes for nothing, or wait      fetch ──▶ put ──▶ readers ──┘
 //! ```
 //!

@@ -182,7 +182,7 @@ async fn until_ahead(program: &mut Program, bytes: u64) {
     .await;
 }
 
-/// Over a link that costs a socket with thresholds gets as much as they say, however long its program reads nothing;
+/// Over a metered link a socket with thresholds gets as much as they say, however long its program reads nothing;
 /// from a free one, all.
 async fn reads_ahead_by_its_thresholds(
     home: &Path,

@@ -120,7 +120,7 @@ pub(super) fn fit_to_links(
         _ if pays => {
             // The fastest link; one that was not measured is tried.
             let pool = of(LinkClass::Free).chain(of(LinkClass::Metered));
-            let best = fastest_working(pool, true).expect("a link that costs is there");
+            let best = fastest_working(pool, true).expect("a metered link is there");
             let because = match best.1.class {
                 LinkClass::Free => format!("{} is free", best.1.name),
                 _ => for_money(need, candidates, slow_free, &why),

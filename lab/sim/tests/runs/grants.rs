@@ -50,7 +50,7 @@ fn a_flow_with_time_in_hand_waits_for_a_free_link_and_only_measures_the_other() 
 }
 
 #[test]
-fn what_links_that_cost_carry_is_within_a_flows_budget_through_outages_and_a_crash() {
+fn what_metered_links_carry_is_within_a_flows_budget_through_outages_and_a_crash() {
     let broke = "duration_s = 600\nhibernate_after_s = 2\n\
                  [[link]]\nname = \"wlan0\"\nup = false\ndown_mbps = 8\nup_mbps = 4\n\
                  [[link.at]]\nt_s = 60\nup = true\n\

@@ -285,7 +285,7 @@ public final class D2tpSocket extends Socket {
         change(fd -> Options.setPolicy(fd, policy));
     }
 
-    /** Changes how many bytes networks that cost may carry in all, what they did carry included; below 0 is no limit. */
+    /** Changes how many bytes metered networks may carry in all, what they did carry included; below 0 is no limit. */
     public void setBudget(long bytes) throws IOException {
         change(fd -> Options.setBudget(fd, Math.max(-1, bytes)));
     }

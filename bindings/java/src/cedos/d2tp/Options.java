@@ -17,7 +17,7 @@ public final class Options implements Cloneable {
      */
     public enum Persist { NO, WRITTEN, OPEN }
 
-    /** What is held ahead of the program, 64 MiB or a day at most: networks that cost are used from low on, up to high. */
+    /** What is held ahead of the program, 64 MiB or a day at most: metered networks are used from low on, up to high. */
     public static final class Thresholds {
         final long low;
         final long high;
@@ -61,7 +61,7 @@ public final class Options implements Cloneable {
     /** Bytes expected both ways. */
     public Long size;
     public Policy policy;
-    /** Bytes that networks which cost may carry. */
+    /** Bytes that metered networks may carry. */
     public Long budget;
     /** 0 to 7; higher goes first. */
     public Integer priority;

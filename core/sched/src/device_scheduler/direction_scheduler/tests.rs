@@ -566,7 +566,7 @@ fn connections_of_programs_are_never_behind_and_hold_nobody_back() {
 }
 
 #[test]
-fn a_program_may_use_a_link_that_costs_from_the_moment_it_is_up() {
+fn a_program_may_use_a_metered_link_from_the_moment_it_is_up() {
     let mut device = Device::new();
     let client = device.scheduler.register(device.now, 0);
     let fast = FlowDemand {
@@ -597,7 +597,7 @@ fn a_program_may_use_a_link_that_costs_from_the_moment_it_is_up() {
 }
 
 #[test]
-fn who_has_no_budget_left_lacks_it_only_where_links_that_cost_would_carry_it() {
+fn who_has_no_budget_left_lacks_it_only_where_metered_links_would_carry_it() {
     let mut device = Device::new();
     let client = device.scheduler.register(device.now, 0);
     let mut lacks = |policy, left| {

@@ -78,7 +78,7 @@ public class D2tpConnection private constructor(private val socket: D2tpSocket) 
 
     public fun setPolicy(policy: Policy): Unit = change { fd -> Options.setPolicy(fd, policy) }
 
-    /** Changes what networks that cost may carry in all; null takes the limit away. */
+    /** Changes what metered networks may carry in all; null takes the limit away. */
     public fun setBudget(bytes: Long?): Unit = change { fd -> Options.setBudget(fd, bytes ?: UNLIMITED) }
 
     public fun setIfLate(ifLate: IfLate): Unit = change { fd -> Options.setIfLate(fd, ifLate) }

@@ -21,12 +21,12 @@ public typealias Thresholds = Options.Thresholds
  * @property deadline finish within, counted from when the connection is opened; then both ends drop it. Whole seconds,
  *   at least one. None: it waits as long as it takes.
  * @property size bytes expected both ways. A guess that is too high costs money, one too low the deadline.
- * @property budget bytes that networks which cost may carry. None: no limit.
+ * @property budget bytes that metered networks may carry. None: no limit.
  * @property priority 0 to 7; higher goes first.
  * @property proxy d2tp://host:port/KEY of the proxy that leads to servers without a key; else `$CEDOS_PROX`.
  * @property persist what goes on when this process has ended. Where no agent answers that would carry it, opening is a
  *   [D2tpException] with [Why.NO_AGENT].
- * @property buffer what is held ahead of the program: networks that cost are used from its low on, up to its high, which
+ * @property buffer what is held ahead of the program: metered networks are used from its low on, up to its high, which
  *   is 64 MiB or a day at most.
  */
 public data class D2tpOptions(
