@@ -42,7 +42,7 @@ pub mod older_versions;
 pub mod option_parsers;
 pub mod origin;
 pub mod outcome;
-mod own_file;
+pub(crate) mod own_file;
 pub mod partial;
 pub mod partial_reader;
 pub mod pending_rename;

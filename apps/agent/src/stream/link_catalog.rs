@@ -30,6 +30,7 @@ use crate::fetch::dial::FetchFault;
 use crate::fetch::exchange::{FetchResponse, GetRequest, exchange};
 use crate::fetch::filename;
 use crate::fetch::outcome::TransferFailure;
+use crate::fetch::own_file;
 use crate::fetch::request_method::RequestMethod;
 use d2tp_driver::SchedulerHandle;
 use d2tp_sched::TransferDirection;
@@ -51,7 +52,8 @@ impl SavedLink {
 
     /// The saved link of these URLs, or a new one.
     pub fn of(root: &Path, urls: &[Url]) -> SavedLink {
-        let lying = std::fs::read(SavedLink::path(root, urls)).ok();
+        // A token that another user laid there would be known to them.
+        let lying = own_file::read(&SavedLink::path(root, urls)).ok();
         let lying = lying.and_then(|bytes| serde_json::from_slice::<SavedLink>(&bytes).ok());
         // Half a token is easier to guess than none.
         let lying = lying.filter(|note| note.token.len() == random_name().len());
@@ -67,7 +69,7 @@ impl SavedLink {
     /// From the disk.
     pub fn save(&self, root: &Path, urls: &[Url]) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(root)?;
-        store::replace(&SavedLink::path(root, urls), &serde_json::to_vec(self)?)
+        own_file::replace(&SavedLink::path(root, urls), &serde_json::to_vec(self)?)
     }
 }
 
@@ -541,6 +543,11 @@ mod tests {
         assert_eq!((&again.token, again.port), (&note.token, Some(4711)));
         let others: Vec<Url> = vec!["https://o.example/b".parse().unwrap()];
         assert_ne!(SavedLink::of(root.path(), &others).token, note.token);
+        // One that is a link to elsewhere is not believed.
+        let path = SavedLink::path(root.path(), &urls);
+        std::fs::rename(&path, root.path().join("laid")).unwrap();
+        std::os::unix::fs::symlink(root.path().join("laid"), &path).unwrap();
+        assert_ne!(SavedLink::of(root.path(), &urls).token, note.token);
     }
 
     #[test]

@@ -8,11 +8,14 @@
 //! The note is replaced as a whole, and only after the sync it speaks of: it never promises too much.
 //! Bytes of different editions of an object never lie in one file. The URL, which may hold credentials,
 //! is not written down.
+//!
+//! FOLDER may be one where other users write, too: links in it are not followed, and nothing of another user is used.
 
-use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use nix::fcntl::{FallocateFlags, fallocate};
@@ -20,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::spans::Spans;
+use crate::fetch::own_file::OwnFolder;
 use crate::fetch::validator::Validator;
 
 /// The version of the note's format; other versions are ignored.
@@ -75,7 +79,7 @@ pub fn folder_of(root: &Path, url: &str) -> PathBuf {
 /// An object on disk, locked against other programs.
 #[derive(Debug)]
 pub struct ObjectStore {
-    folder: PathBuf,
+    folder: Arc<OwnFolder>,
     data: File,
     /// The note of the object.
     pub note: ObjectNote,
@@ -84,7 +88,7 @@ pub struct ObjectStore {
 
 /// The work that makes the bytes held so far durable. It may block.
 pub struct PendingSync {
-    folder: PathBuf,
+    folder: Arc<OwnFolder>,
     data: File,
     note: ObjectNote,
 }
@@ -95,30 +99,20 @@ impl ObjectStore {
     /// # Errors
     /// From the disk; `WouldBlock` while another program has it.
     pub fn open(root: &Path, url: &str) -> io::Result<ObjectStore> {
-        let folder = folder_of(root, url);
         // What somebody watches is nobody else's business.
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&folder)?;
-        let data = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(folder.join("data"))?;
+        let folder = OwnFolder::open_or_create(&folder_of(root, url))?;
+        let data = folder.open_or_create_file("data")?;
         data.try_lock().map_err(|error| match error {
             std::fs::TryLockError::WouldBlock => io::ErrorKind::WouldBlock.into(),
             std::fs::TryLockError::Error(error) => error,
         })?;
-        let lying = std::fs::read(folder.join("note")).ok();
+        let lying = folder.read_file("note").ok();
         let lying = lying.and_then(|bytes| serde_json::from_slice::<ObjectNote>(&bytes).ok());
         let lying = lying.filter(|note| note.version == NOTE_VERSION);
         let is_believed = lying.is_some();
         let mut store = ObjectStore {
             note: lying.unwrap_or_else(ObjectNote::new),
-            folder,
+            folder: Arc::new(folder),
             data,
             is_dirty: true,
         };
@@ -201,25 +195,9 @@ impl PendingSync {
     /// From the disk; the note before still stands.
     pub fn run(&self) -> io::Result<()> {
         self.data.sync_data()?;
-        replace(&self.folder.join("note"), &serde_json::to_vec(&self.note)?)
+        let note = serde_json::to_vec(&self.note)?;
+        self.folder.replace_file("note", &note)
     }
-}
-
-/// Replaces a file as a whole, for its owner alone.
-///
-/// # Errors
-/// From the disk.
-pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let fresh = path.with_extension("new");
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&fresh)?;
-    file.write_all(bytes)?;
-    file.sync_data()?;
-    std::fs::rename(fresh, path)
 }
 
 /// Removes objects that were not used lately.
@@ -228,11 +206,19 @@ pub fn remove_old(root: &Path) {
         return;
     };
     for folder in entries.flatten().map(|entry| entry.path()) {
-        let changed = std::fs::metadata(folder.join("note")).and_then(|note| note.modified());
+        let Ok(own) = OwnFolder::open(&folder) else {
+            continue;
+        };
+        let changed = own
+            .open_file("note")
+            .and_then(|note| note.metadata()?.modified());
         let age = |at: SystemTime| SystemTime::now().duration_since(at).ok();
         let is_old = changed.is_ok_and(|at| age(at).is_some_and(|age| age > FORGOTTEN_AFTER));
         // The lock tells that it is in use.
-        let is_free = || File::open(folder.join("data")).is_ok_and(|data| data.try_lock().is_ok());
+        let is_free = || {
+            own.open_file("data")
+                .is_ok_and(|data| data.try_lock().is_ok())
+        };
         if is_old && is_free() {
             let _ = std::fs::remove_dir_all(&folder);
         }
@@ -241,6 +227,9 @@ pub fn remove_old(root: &Path) {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::OpenOptions;
+    use std::os::unix::fs::symlink;
+
     use super::*;
 
     const URL: &str = "https://o.example/a.mp4";
@@ -293,6 +282,38 @@ mod tests {
                 .bytes(),
             0
         );
+    }
+
+    #[test]
+    fn links_laid_in_a_stores_place_are_not_followed() {
+        let root = tempfile::tempdir().unwrap();
+        let precious = root.path().join("precious");
+        let folder = folder_of(root.path(), URL);
+        let refused = |what: &str| {
+            let error = ObjectStore::open(root.path(), URL).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{what}: {error}");
+        };
+        std::fs::create_dir(&precious).unwrap();
+        std::fs::write(precious.join("data"), "precious").unwrap();
+        symlink(&precious, &folder).unwrap();
+        refused("a link in the folder's place");
+        std::fs::remove_file(&folder).unwrap();
+        std::fs::create_dir(&folder).unwrap();
+        symlink(precious.join("data"), folder.join("data")).unwrap();
+        refused("a link in the data's place");
+        std::fs::remove_file(folder.join("data")).unwrap();
+        std::fs::hard_link(precious.join("data"), folder.join("data")).unwrap();
+        refused("a second name of a file");
+        std::fs::remove_file(folder.join("data")).unwrap();
+        for name in ["note", "note.new"] {
+            symlink(precious.join("data"), folder.join(name)).unwrap();
+        }
+        let mut store = ObjectStore::open(root.path(), URL).unwrap();
+        store.write(0, b"hello").unwrap();
+        store.prepare_sync().unwrap().run().unwrap();
+        assert_eq!(std::fs::read(precious.join("data")).unwrap(), b"precious");
+        let note = std::fs::symlink_metadata(folder.join("note")).unwrap();
+        assert!(note.is_file());
     }
 
     #[test]
