@@ -26,7 +26,7 @@
 //! A file needs only files of its own row and of the rows below it.
 //!
 //! ```text
-//!  programs    serve · listener · http2_conn · control · metrics · acme  flows come in, and the operator's requests
+//!  programs    serve · listener · http2_conn · control · metrics · memory_bound · acme  flows come in, and the operator's requests
 //!  flows       flow                                        one flow, from its first byte to its end
 //!              link_flow · copy_answer                   links of podcast apps
 //!              enrolment · shared_clients · client_use · relay · tunnel · packet_tunnel · upload · flow_hibernation · flow_answer · flow_watch · metered_flow
@@ -93,6 +93,7 @@ mod linked_feeds;
 mod listener;
 mod mailbox;
 mod mailbox_table;
+mod memory_bound;
 #[cfg(test)]
 mod memory_notes;
 mod metadata_services;

@@ -108,6 +108,15 @@ impl Prox {
     /// The metrics of this proxy as text of the type [`METRICS_TYPE`]; `server`: the D2TP server whose flows it serves.
     pub fn metrics(&self, server: Option<&Server>) -> String {
         let mut families = self.own_families();
+        let workers = server.map_or(1, |server| server.counts_by_worker().len());
+        families.push(
+            MetricFamily::gauge(
+                "memory_bound",
+                "The most memory that the proxy takes, the kernel's buffers for its sockets included",
+            )
+            .in_bytes()
+            .of(self.memory_bound(workers)),
+        );
         if let Some(server) = server {
             families.extend(server_families(server));
         }

@@ -44,7 +44,7 @@ pub(crate) use stored_response::{
 const VARIANTS_MAX: usize = 32;
 /// The most bytes of URLs and heads of all responses; the least recently used is dropped first. A guess: a page has
 /// some 2 KiB of them.
-const HEAD_BYTES_MAX: usize = 16 << 20;
+pub(crate) const HEAD_BYTES_MAX: usize = 16 << 20;
 /// What a response occupies beside its URL and its head. A guess.
 const ENTRY_BYTES: usize = 1024;
 /// The most URLs for which it is remembered that nobody needs to wait for their responses, or that they were

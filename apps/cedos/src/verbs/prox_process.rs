@@ -186,6 +186,7 @@ pub async fn run(mut args: ProxArgs, sandbox: Option<ProxSandbox>) -> anyhow::Re
     };
     let server = Arc::new(start_server(args.workers, udp, options, rest)?);
     let workers = server.counts_by_worker().len();
+    prox.log_memory_bound(workers);
     if workers > 1 && relay_limits.is_some() {
         tracing::warn!(workers, "several workers do not relay between devices");
     }

@@ -1,13 +1,15 @@
 //! `cedos prox client limit`, `prox status`, `--metrics-listen` and `--access-log`, as programs.
 
+use std::path::{Path, PathBuf};
+
 use cedos_lab_rig::origin::{OriginReply, ReplyEnd, ScriptedOrigin, reply};
-use cedos_lab_rig::program::{pid_of, run};
+use cedos_lab_rig::program::{ProxyProcess, at_home, pid_of, run};
 use cedos_lab_rig::wait::{until, within};
 use nix::sys::signal::{Signal, kill};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::{Operator, join, start_proxy};
+use crate::support::{Operator, join, proxy_command, start_proxy};
 
 async fn origin() -> ScriptedOrigin {
     ScriptedOrigin::start(|_| {
@@ -124,4 +126,100 @@ async fn a_proxy_serves_metrics_and_writes_an_access_log_that_can_be_rotated() {
     std::fs::rename(&path, home.join("access.log.1")).unwrap();
     kill(pid_of(&proxy.child), Signal::SIGHUP).unwrap();
     until("a new file", || path.exists()).await;
+}
+
+/// The value of a field in the first line of the log with these words.
+fn logged(log: &str, words: &str, field: &str) -> Option<u64> {
+    let line = log.lines().find(|line| line.contains(words))?;
+    let rest = line.split(&format!("{field}=")).nth(1)?;
+    rest.split_whitespace().next()?.parse().ok()
+}
+
+/// What a proxy with the options of [`BOUNDED`] takes at most: session memory, twice as much in the kernel, copies, heads
+/// of the cache, the program, and the buffers of one UDP socket.
+const BOUND: u64 = 3 * (20 << 20) + (10 << 20) + (16 << 20) + (64 << 20) + (16 << 20);
+const BOUNDED: [&str; 7] = [
+    "--allow-any-client",
+    "--session-memory",
+    "20MiB",
+    "--memory-quota",
+    "10MiB",
+    "--workers",
+    "1",
+];
+const SMALL_GROUP: &str = "control group of this proxy allows less memory";
+
+#[tokio::test]
+async fn one_number_says_how_much_memory_a_proxy_takes() {
+    let home = tempfile::tempdir().unwrap();
+    let more = [&BOUNDED[..], &["--metrics-listen", "127.0.0.1:0"]].concat();
+    let _proxy = start_proxy(home.path(), "127.0.0.1:0", &more).await;
+    let log = std::fs::read_to_string(home.path().join("log")).unwrap();
+    let bound = logged(&log, "bytes of memory at most", "memory_bound");
+    assert_eq!(bound, Some(BOUND), "{log}");
+    let line = log.lines().find(|line| line.contains("serving metrics"));
+    let at = line.unwrap().split("listening=").nth(1).unwrap().trim();
+    let told = metrics(at).await;
+    let gauge = format!("cedos_prox_memory_bound_bytes {BOUND}\n");
+    assert!(told.contains(&gauge), "{told}");
+}
+
+/// A control group with a limit on memory, removed at the end.
+struct MemoryGroup(PathBuf);
+
+impl MemoryGroup {
+    /// A group of either version; `None` where no group can be made.
+    fn new(limit: u64) -> Option<MemoryGroup> {
+        let name = format!("cedos-limits-{}-{limit}", std::process::id());
+        let kinds = [
+            ("/sys/fs/cgroup", "memory.max"),
+            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+        ];
+        kinds.into_iter().find_map(|(mount, file)| {
+            // A directory of another file system takes any file, and limits nothing.
+            if !Path::new(mount).join("cgroup.procs").exists() {
+                return None;
+            }
+            let group = MemoryGroup(Path::new(mount).join(&name));
+            std::fs::create_dir(&group.0).ok()?;
+            std::fs::write(group.0.join(file), limit.to_string()).ok()?;
+            Some(group)
+        })
+    }
+}
+
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+#[tokio::test]
+async fn a_control_group_that_is_too_small_for_a_proxy_is_warned_of() {
+    const PAGE: u64 = 64 << 10; // the largest of a processor that Linux has: limits are rounded to pages
+    for (limit, is_too_small) in [(BOUND - PAGE, true), (BOUND, false)] {
+        let Some(group) = MemoryGroup::new(limit) else {
+            return eprintln!("skipped: no control group can be made");
+        };
+        let home = tempfile::tempdir().unwrap();
+        let proxy = proxy_command(home.path(), "127.0.0.1:0", &BOUNDED);
+        let (proxy, mut command) = (proxy.as_std(), tokio::process::Command::new("sh"));
+        command
+            .args(["-c", "echo $$ > \"$0\"/cgroup.procs && exec \"$@\""])
+            .arg(&group.0)
+            .arg(proxy.get_program())
+            .args(proxy.get_args());
+        at_home(&mut command, home.path());
+        let log = std::fs::File::create(home.path().join("log")).unwrap();
+        command.stderr(log);
+        let mut proxy = ProxyProcess::spawned(&mut command)
+            .await
+            .expect("it starts");
+        let log = std::fs::read_to_string(home.path().join("log")).unwrap();
+        assert_eq!(log.contains(SMALL_GROUP), is_too_small, "{log}");
+        let group_max = logged(&log, SMALL_GROUP, "group_max");
+        assert_eq!(group_max, is_too_small.then_some(limit), "{log}");
+        // The group is empty once the process is gone.
+        proxy.child.kill().await.unwrap();
+    }
 }
