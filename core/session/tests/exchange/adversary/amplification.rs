@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use d2tp_seal::{PacketKeys, Rng, SessionTicket, SynMacs, open_cookie};
+use d2tp_seal::{Rng, SynMacs, open_cookie};
 use d2tp_session::*;
-use d2tp_wire::{Cid, Frame, FrameIter, PacketKind, WireReader};
+use d2tp_wire::{Cid, Frame, FrameIter, PacketKind};
 
 use crate::adversary::rogue::*;
-use crate::adversary::small_depth::{FRAMES, write_frame};
+use crate::adversary::small_depth::{FRAMES, STARTS, write_frame};
 
 /// Steps of one walk.
 const STEPS: u64 = 14;
@@ -17,9 +17,20 @@ const STEPS: u64 = 14;
 const WALKS: u64 = 1500;
 /// Walks in the nightly run.
 const NIGHT_WALKS: u64 = 100_000;
+/// The size of a SYN without padding, in bytes.
+pub(super) const SHORT_SYN_BYTES: usize = 300;
+const RELAY_LIMITS: RelayLimits = RelayLimits {
+    client: 16,
+    all: 64,
+};
 
 pub(super) fn victim() -> SocketAddr {
     at("203.0.113.1:1")
+}
+
+/// A host outside, to which a relay of the attacker leads. It never says anything by itself.
+pub(super) fn outside() -> SocketAddr {
+    at("198.51.100.9:443")
 }
 
 /// Bytes that went to an address and have not been taken out of the inbox.
@@ -141,14 +152,19 @@ pub(super) struct Attacker {
     pub(super) sent: Vec<Vec<u8>>,
     /// Nonces of challenges that reached its own address.
     pub(super) nonces: Vec<[u8; 16]>,
-    /// Tickets that SYN+ACKs brought.
-    pub(super) tickets: Vec<SessionTicket>,
     /// Cookies for its own address.
     pub(super) cookies: Vec<[u8; 16]>,
     /// First part of each SYN and WAKE, by which a cookie for it opens.
     macs: Vec<[u8; 16]>,
     /// WAKEs that it sent.
     wakes: u64,
+    relays: RelayTable,
+    /// The relay that it opened to a host outside, and that of its call to itself.
+    opened: Option<[RelayId; 2]>,
+    /// Packets that went to the host outside, from which nothing came.
+    unanswered: u32,
+    /// Packets that a relay carried.
+    relayed: u64,
     /// Bytes from and to each address that never answers.
     counts: BTreeMap<SocketAddr, (usize, usize)>,
     pub(super) log: Vec<String>,
@@ -167,6 +183,10 @@ impl Attacker {
         let mut attacker = Attacker::with_config(config);
         attacker.rng = Rng::new(bytes);
         attacker.log.push(format!("seed {seed}"));
+        // Where the first SYNs need no cookie, a walk begins somewhere.
+        if seed / 2 % 3 != 1 {
+            attacker.begin(STARTS[(seed / 6) as usize % STARTS.len()]);
+        }
         attacker
     }
 
@@ -177,10 +197,13 @@ impl Attacker {
             epoch: 0,
             sent: Vec::new(),
             nonces: Vec::new(),
-            tickets: Vec::new(),
             cookies: Vec::new(),
             macs: Vec::new(),
             wakes: 0,
+            relays: RelayTable::new(RELAY_LIMITS, [8; 32]),
+            opened: None,
+            unanswered: 0,
+            relayed: 0,
             counts: BTreeMap::new(),
             log: Vec::new(),
         }
@@ -205,14 +228,98 @@ impl Attacker {
     }
 
     pub(super) fn throw(&mut self, what: &str, from: SocketAddr, bytes: Vec<u8>) {
+        self.count(what, from, &bytes);
+        self.sent.push(bytes.clone());
+        self.r.throw(from, bytes);
+        self.read();
+    }
+
+    fn count(&mut self, what: &str, from: SocketAddr, bytes: &[u8]) {
         self.log
             .push(format!("{what}, {} bytes from {from}", bytes.len()));
         if from != self.r.home {
             self.counts.entry(from).or_default().0 += bytes.len();
         }
-        self.sent.push(bytes.clone());
-        self.r.throw(from, bytes);
+    }
+
+    /// Asks for a relay to a host outside, and for one to itself by a call.
+    pub(super) fn open_relays(&mut self) {
+        let Some(id) = self.r.session() else {
+            return;
+        };
+        let server = &self.r.server;
+        let Ok(outward) = self.relays.open(server, id) else {
+            return;
+        };
+        let own = self.r.secret.public();
+        let _ = self.relays.listen(server, id, Admission::Anybody);
+        if let Ok((inward, ..)) = self.relays.call(server, id, own) {
+            self.log.push("it has relays".to_owned());
+            self.opened = Some([outward, inward]);
+            self.unanswered = 0;
+        }
+    }
+
+    /// Sends a packet to one of its relays: that to the host outside, or that to itself.
+    pub(super) fn throw_relayed(&mut self, from: SocketAddr, nth: usize, packet: &[u8]) {
+        let Some(id) = self.opened.map(|opened| opened[nth]) else {
+            return;
+        };
+        let mut datagram = Vec::new();
+        wrap_relayed(id, packet, &mut datagram);
+        self.count("relayed packet", from, &datagram);
+        let from = Addresses {
+            link: LinkId(0),
+            local: None,
+            remote: from,
+        };
+        let server = &self.r.server;
+        match self.relays.forward_from_device(server, id, &from, packet) {
+            Some(ForwardTarget::Outside(_)) => {
+                self.relayed += 1;
+                self.unanswered += 1;
+                // R-RELAY-3
+                assert!(
+                    self.unanswered <= UNANSWERED_MAX,
+                    "a {}th packet to a host that never answered, after\n{}",
+                    self.unanswered,
+                    self.log.join("\n")
+                );
+            }
+            Some(ForwardTarget::Device(id, at)) => {
+                self.relayed += 1;
+                let mut datagram = Vec::new();
+                wrap_relayed(id, packet, &mut datagram);
+                self.r.inbox.push((at.remote, datagram));
+            }
+            None => {}
+        }
         self.read();
+    }
+
+    /// Lets the host outside, or somebody in its name, send a packet to the relay.
+    pub(super) fn answer_from_outside(&mut self, packet: &[u8]) {
+        let Some([outward, _]) = self.opened else {
+            return;
+        };
+        self.log
+            .push(format!("{} bytes from {}", packet.len(), outside()));
+        let server = &self.r.server;
+        if let Some(at) = self.relays.forward_to_device(server, outward, packet) {
+            self.relayed += 1;
+            self.unanswered = 0;
+            let mut datagram = Vec::new();
+            wrap_relayed(outward, packet, &mut datagram);
+            self.r.inbox.push((at.remote, datagram));
+        }
+        self.read();
+    }
+
+    /// Any packet, as a relay sees it.
+    pub(super) fn any_packet() -> Vec<u8> {
+        let mut packet = vec![0; 1200];
+        packet[0] = PacketKind::Data.first_byte();
+        packet
     }
 
     /// Counts what the server sent, reads what came home, and checks the bound.
@@ -232,47 +339,15 @@ impl Attacker {
             }
             match PacketKind::split(&datagram) {
                 Some((PacketKind::SynAck, _, cid, body)) if cid == self.r.own[&0] => {
-                    let body = body.to_vec();
-                    self.welcome(&body);
+                    if self.r.take_answer(body) {
+                        self.log.push("it has keys".to_owned());
+                    }
                 }
                 Some((PacketKind::Data, _, cid, _)) => self.open(cid, &mut datagram),
                 Some((PacketKind::Cookie, _, _, body)) => self.open_cookie(body),
                 _ => {}
             }
         }
-    }
-
-    fn welcome(&mut self, body: &[u8]) {
-        let Some(initiator) = self.r.initiator.as_mut() else {
-            return;
-        };
-        let mut payload = [0; 1500];
-        let Ok((secrets, n)) = initiator.finish(body, &mut payload) else {
-            return;
-        };
-        self.r.initiator = None;
-        let mut r = WireReader::new(&payload[..n]);
-        if r.u8() != Ok(0) {
-            return;
-        }
-        self.r.theirs.insert(0, Cid(r.array().unwrap()));
-        let _token: [u8; 16] = r.array().unwrap();
-        let suite = CipherSuite::from_code(r.u8().unwrap()).unwrap();
-        r.u8().unwrap();
-        r.varint().unwrap();
-        r.varint().unwrap();
-        for n in 1..=u32::from(r.u8().unwrap()) {
-            self.r.theirs.insert(n, Cid(r.array().unwrap()));
-            let _token: [u8; 16] = r.array().unwrap();
-        }
-        if r.u8() == Ok(1) {
-            let (bytes, secret) = (r.array().unwrap(), r.array().unwrap());
-            self.tickets.push(SessionTicket { bytes, secret });
-        }
-        self.r.keys = Some(PacketKeys::new(suite, &secrets, true));
-        self.r.numbers.clear();
-        self.r.heard.clear();
-        self.log.push("it has keys".to_owned());
     }
 
     /// A cookie opens by the SYN that it answers, which is one of those sent.
@@ -298,8 +373,19 @@ impl Attacker {
         }
     }
 
-    /// The content of a SYN or WAKE: nothing, a claim, or early data.
-    fn draw_claims(&mut self) {
+    /// The content of a SYN or WAKE: nothing, a claim, or early data; in half of them an offer of hybrid keys.
+    fn draw_content(&mut self) {
+        self.r.hybrid = None;
+        if self.draw(2) == 0 {
+            let newest = self.r.session_secrets.last().map(|s| s.id);
+            let secret = match self.draw(4) {
+                0 => None,
+                1 => Some(self.rng.array()),
+                _ => newest,
+            };
+            let required = self.draw(4) == 0;
+            self.r.hybrid = Some(HybridOffer { secret, required });
+        }
         self.r.claims = match self.draw(3) {
             0 => Vec::new(),
             // A claim of a flow of epoch 1 from its start, with much credit.
@@ -324,8 +410,12 @@ impl Attacker {
         };
         self.r.heard.insert(path, expected.max(opened.number + 1));
         for frame in FrameIter::new(&datagram[13..opened.end]).flatten() {
-            if let Frame::Chg { nonce } = frame {
-                self.nonces.push(nonce);
+            match frame {
+                Frame::Chg { nonce } => self.nonces.push(nonce),
+                Frame::KeyShare { half, bytes } if self.r.take_share(half, bytes) => {
+                    self.log.push("it has hybrid keys".to_owned());
+                }
+                _ => {}
             }
         }
     }
@@ -340,7 +430,7 @@ impl Attacker {
         let nonce = self.nonces.get(nth).copied().unwrap_or([0; 16]);
         let (seq, largest) = (1 + self.draw(9), self.draw(30));
         let ping = Frame::Ping;
-        let frames = match self.draw(11) {
+        let frames = match self.draw(14) {
             0 | 1 => vec![status(path, seq, false), data(id, 0, b"x")],
             2 => vec![Frame::Chg { nonce: [9; 16] }; 3],
             3 => vec![Frame::Rsp { nonce }],
@@ -359,10 +449,13 @@ impl Attacker {
                 cid: Cid([8; 8]),
                 token: [0; 16],
             }],
+            9 => vec![key_share(0)],
+            10 => vec![key_share(1)],
+            11 => vec![key_share(0), key_share(1)],
             _ => vec![ping],
         };
         // An ACK of what it cannot have seen, too.
-        let mut text = [0; 1300];
+        let mut text = [0; 2500];
         let mut w = d2tp_wire::WireWriter::new(&mut text);
         for frame in &frames {
             frame.encode(&mut w);
@@ -393,12 +486,15 @@ impl Attacker {
 
     fn step(&mut self) {
         let from = self.place();
-        match self.draw(19) {
+        match self.draw(22) {
             0 | 1 => {
                 self.epoch += 1;
-                self.draw_claims();
+                self.draw_content();
                 let cookie = self.cookie();
-                let syn = self.r.syn(self.epoch, cookie);
+                let syn = match self.draw(5) {
+                    0 => self.r.syn_of(SHORT_SYN_BYTES, self.epoch, cookie),
+                    _ => self.r.syn(self.epoch, cookie),
+                };
                 self.throw_handshake("SYN", from, syn);
             }
             2..=4 => {
@@ -435,7 +531,7 @@ impl Attacker {
                 }
             }
             15..=17 => {
-                let n = self.tickets.len() as u64;
+                let n = self.r.tickets.len() as u64;
                 if n > 0 {
                     // The newest is good, an older one is not; with an epoch that is new or was used.
                     let n = if self.draw(3) > 0 {
@@ -443,15 +539,22 @@ impl Attacker {
                     } else {
                         self.draw(n)
                     };
-                    let ticket = self.tickets[n as usize].clone();
+                    let ticket = self.r.tickets[n as usize].clone();
                     self.epoch += u32::from(self.draw(4) > 0);
-                    self.draw_claims();
+                    self.draw_content();
                     let cookie = self.cookie();
                     let wake = self.r.wake(self.epoch, &ticket, cookie);
                     self.wakes += 1;
                     self.throw_handshake("WAKE", from, wake);
                 }
             }
+            18 if self.opened.is_none() => self.open_relays(),
+            18 | 19 => {
+                let nth = self.draw(2) as usize;
+                let packet = self.sent.last().cloned().unwrap_or_default();
+                self.throw_relayed(from, nth, &packet);
+            }
+            20 => self.answer_from_outside(&Attacker::any_packet()),
             _ => {}
         }
         self.server_writes();
@@ -494,8 +597,22 @@ fn early(flow: FlowId) -> Vec<u8> {
     [&[255, n as u8], &buf[..n]].concat()
 }
 
+/// The part of a long search that the variable `D2TP_SEARCH_PART` names, such as `17/1000`: its number from 0 on, and
+/// the number of all. Without it the search is whole.
+pub(super) fn search_part() -> (u64, u64) {
+    let Ok(text) = std::env::var("D2TP_SEARCH_PART") else {
+        return (0, 1);
+    };
+    let part = text.split_once('/').and_then(|(part, parts)| {
+        let (part, parts) = (part.parse().ok()?, parts.parse().ok()?);
+        (part < parts).then_some((part, parts))
+    });
+    part.unwrap_or_else(|| panic!("{text} is no part of a search"))
+}
+
 fn search(seeds: std::ops::Range<u64>) {
     let (mut with_keys, mut with_cookies, mut wakes) = (0, 0, 0);
+    let (mut with_hybrid_keys, mut relayed) = (0, 0);
     for seed in seeds.clone() {
         let mut attacker = Attacker::new(seed);
         for _ in 0..STEPS {
@@ -504,6 +621,8 @@ fn search(seeds: std::ops::Range<u64>) {
         with_keys += u64::from(attacker.r.keys.is_some());
         with_cookies += u64::from(!attacker.cookies.is_empty());
         wakes += attacker.wakes;
+        with_hybrid_keys += u64::from(!attacker.r.session_secrets.is_empty());
+        relayed += attacker.relayed;
     }
     let walks = seeds.end - seeds.start;
     assert!(
@@ -513,6 +632,10 @@ fn search(seeds: std::ops::Range<u64>) {
     assert!(
         with_cookies * 8 > walks && wakes * 4 > walks,
         "too few walks get cookies ({with_cookies}) or send WAKEs ({wakes}), of {walks}"
+    );
+    assert!(
+        with_hybrid_keys * 10 > walks && relayed * 10 > walks,
+        "too few walks get hybrid keys ({with_hybrid_keys}) or use relays ({relayed}), of {walks}"
     );
 }
 
@@ -526,5 +649,7 @@ fn no_mixture_of_messages_amplifies_to_an_address_that_has_not_answered() {
 #[ignore = "long: the nightly run"]
 fn no_mixture_of_messages_amplifies_in_a_long_search() {
     // R-PATH-2, R-PATH-16
-    search(WALKS..NIGHT_WALKS);
+    let (part, parts) = search_part();
+    let at = |part| WALKS + (NIGHT_WALKS - WALKS) * part / parts;
+    search(at(part)..at(part + 1));
 }

@@ -3,8 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::sync::LazyLock;
 
-use d2tp_seal::{Initiator, PacketKeys, SYN_OVERHEAD_BYTES, SessionTicket, SynMacs, TICKET_BYTES};
+use d2tp_seal::{
+    Initiator, KEM_CIPHERTEXT_BYTES, KEM_KEY_BYTES, KEM_SEED_BYTES, PacketKeys, SECRET_ID_BYTES,
+    SYN_OVERHEAD_BYTES, SessionTicket, SynMacs, TICKET_BYTES, kem_decapsulate,
+    kem_encapsulation_key,
+};
 use d2tp_session::*;
 use d2tp_wire::{
     Cid, DATA_HEADER_BYTES, DATAGRAM_FIRST_BYTES, Frame, FrameIter, PacketKind, TAG_BYTES, VERSION,
@@ -16,9 +21,32 @@ pub const HOME: &str = "192.0.2.7:4000";
 const PROLOGUE: &[u8] = &[b'D', b'2', b'T', b'P', VERSION];
 /// The bytes that Noise adds to the payload of a WAKE: an ephemeral key and a tag.
 const WAKE_OVERHEAD_BYTES: usize = 32 + 16;
+/// The number among the suites of a SYN by which it offers an exchange by ML-KEM.
+const HYBRID_SUITE: u8 = 16;
+/// Bytes at the end of the payload of a SYN with that offer.
+const HYBRID_TRAILER_BYTES: usize = 1 + SECRET_ID_BYTES;
+/// The seed of the peer's key of ML-KEM, which is the same in each handshake: nothing here is to be secret.
+const KEM_SEED: [u8; KEM_SEED_BYTES] = [6; KEM_SEED_BYTES];
+static KEM_KEY: LazyLock<[u8; KEM_KEY_BYTES]> = LazyLock::new(|| kem_encapsulation_key(&KEM_SEED));
 
 pub fn at(address: &str) -> SocketAddr {
     address.parse().unwrap()
+}
+
+/// A KEY_SHARE with half of the peer's key of ML-KEM.
+pub fn key_share(half: u8) -> Frame<'static> {
+    let size = KEM_KEY_BYTES / 2;
+    let bytes = &KEM_KEY[usize::from(half) * size..][..size];
+    Frame::KeyShare { half, bytes }
+}
+
+/// The offer of an exchange by ML-KEM in a SYN or WAKE (R-KEM-1).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HybridOffer {
+    /// The name of the session secret that the peer says it has.
+    pub secret: Option<[u8; SECRET_ID_BYTES]>,
+    /// Whether it asks that nothing of flows is sent before the keys are in force.
+    pub required: bool,
 }
 
 /// A server, and one peer of it that may do anything.
@@ -33,6 +61,14 @@ pub struct Rogue {
     pub initiator: Option<Initiator>,
     /// The encoded claims of its SYNs.
     pub claims: Vec<u8>,
+    /// What its SYNs say of keys of ML-KEM.
+    pub hybrid: Option<HybridOffer>,
+    /// The halves of the server's ciphertext that arrived under the keys in force.
+    pub ciphertext: [Vec<u8>; 2],
+    /// Session secrets, which exchanges gave it.
+    pub session_secrets: Vec<SessionSecret>,
+    /// Tickets that SYN+ACKs brought.
+    pub tickets: Vec<SessionTicket>,
     /// SYNs sent so far.
     pub knocks: u64,
     /// Ids the server sends to, by path.
@@ -63,6 +99,10 @@ impl Rogue {
             keys: None,
             initiator: None,
             claims: Vec::new(),
+            hybrid: None,
+            ciphertext: Default::default(),
+            session_secrets: Vec::new(),
+            tickets: Vec::new(),
             knocks: 0,
             own: (0..5).map(|n| (n, Cid([n as u8 + 1; 8]))).collect(),
             theirs: BTreeMap::new(),
@@ -93,15 +133,24 @@ impl Rogue {
 
     /// A SYN of full size.
     pub fn syn(&mut self, epoch: u32, cookie: Option<[u8; 16]>) -> Vec<u8> {
+        self.syn_of(DATAGRAM_FIRST_BYTES, epoch, cookie)
+    }
+
+    /// A SYN of `len` bytes: over a serial line it has no padding.
+    pub fn syn_of(&mut self, len: usize, epoch: u32, cookie: Option<[u8; 16]>) -> Vec<u8> {
         self.knocks += 1;
         self.own.insert(0, Cid((self.knocks << 32).to_be_bytes()));
-        self.syn_again(epoch, cookie)
+        self.write_syn(len, epoch, cookie)
     }
 
     /// The next SYN of the same handshake, with the same cid as the previous one.
     pub fn syn_again(&mut self, epoch: u32, cookie: Option<[u8; 16]>) -> Vec<u8> {
-        let mut buf = vec![0; DATAGRAM_FIRST_BYTES];
-        let mut payload = [0; DATAGRAM_FIRST_BYTES - 9 - SYN_OVERHEAD_BYTES - SynMacs::BYTES];
+        self.write_syn(DATAGRAM_FIRST_BYTES, epoch, cookie)
+    }
+
+    fn write_syn(&mut self, len: usize, epoch: u32, cookie: Option<[u8; 16]>) -> Vec<u8> {
+        let mut buf = vec![0; len];
+        let mut payload = vec![0; len - 9 - SYN_OVERHEAD_BYTES - SynMacs::BYTES];
         self.write_syn_payload(epoch, &mut payload);
         buf[0] = PacketKind::Syn.first_byte();
         buf[1..9].copy_from_slice(&self.own[&0].0);
@@ -155,11 +204,20 @@ impl Rogue {
     }
 
     fn write_syn_payload(&self, epoch: u32, payload: &mut [u8]) {
-        let mut w = WireWriter::new(payload);
+        let suites = [CipherSuite::ChaCha20Poly1305.code(), HYBRID_SUITE];
+        let suites = &suites[..1 + usize::from(self.hybrid.is_some())];
+        let mut rest = payload;
+        if let Some(offer) = self.hybrid {
+            let (fields, trailer) = rest.split_at_mut(rest.len() - HYBRID_TRAILER_BYTES);
+            trailer[0] = u8::from(offer.secret.is_some()) | 2 * u8::from(offer.required);
+            trailer[1..].copy_from_slice(&offer.secret.unwrap_or_default());
+            rest = fields;
+        }
+        let mut w = WireWriter::new(rest);
         w.u64(self.instance);
         w.u32(epoch);
-        w.u8(1);
-        w.u8(CipherSuite::ChaCha20Poly1305.code());
+        w.u8(suites.len() as u8);
+        w.bytes(suites);
         w.varint(1 << 30);
         w.varint(1 << 30);
         w.u8(4);
@@ -179,11 +237,23 @@ impl Rogue {
     pub fn welcome(&mut self, datagram: &[u8]) {
         let (kind, _, cid, body) = PacketKind::split(datagram).unwrap();
         assert_eq!((kind, cid), (PacketKind::SynAck, self.own[&0]));
+        assert!(self.take_answer(body), "not a welcome");
+    }
+
+    /// Takes in the body of a SYN+ACK to the newest SYN or WAKE. Returns whether it gave us keys.
+    pub fn take_answer(&mut self, body: &[u8]) -> bool {
+        let Some(initiator) = self.initiator.as_mut() else {
+            return false;
+        };
         let mut payload = [0; 1500];
-        let initiator = self.initiator.as_mut().unwrap();
-        let (secrets, n) = initiator.finish(body, &mut payload).unwrap();
+        let Ok((secrets, n)) = initiator.finish(body, &mut payload) else {
+            return false;
+        };
+        self.initiator = None;
         let mut r = WireReader::new(&payload[..n]);
-        assert_eq!(r.u8(), Ok(0), "not a welcome");
+        if r.u8() != Ok(0) {
+            return false;
+        }
         self.theirs.insert(0, Cid(r.array().unwrap()));
         let _token: [u8; 16] = r.array().unwrap();
         let suite = CipherSuite::from_code(r.u8().unwrap()).unwrap();
@@ -194,10 +264,39 @@ impl Rogue {
             self.theirs.insert(n, Cid(r.array().unwrap()));
             let _token: [u8; 16] = r.array().unwrap();
         }
-        self.keys = Some(PacketKeys::new(suite, &secrets, true));
+        if r.u8() == Ok(1) {
+            let (bytes, secret) = (r.array().unwrap(), r.array().unwrap());
+            self.tickets.push(SessionTicket { bytes, secret });
+        }
+        let hybrid = r.u8().unwrap_or(0);
+        let named = self.hybrid.and_then(|offer| offer.secret);
+        let known = self.session_secrets.iter();
+        let used = known.filter(|_| hybrid == 2).find(|s| Some(s.id) == named);
+        let mut keys = PacketKeys::with_secret(suite, &secrets, used, true);
+        if hybrid == 1 {
+            keys.await_exchange(&secrets);
+        }
+        self.ciphertext = Default::default();
+        self.keys = Some(keys);
         self.numbers.clear();
         self.heard.clear();
         self.arrived.clear();
+        true
+    }
+
+    /// Takes in half of the server's ciphertext. Returns whether the keys are hybrid now.
+    pub fn take_share(&mut self, half: u8, bytes: &[u8]) -> bool {
+        self.ciphertext[usize::from(half)] = bytes.to_vec();
+        let ciphertext = self.ciphertext.concat();
+        if ciphertext.len() != KEM_CIPHERTEXT_BYTES {
+            return false;
+        }
+        let shared = kem_decapsulate(&KEM_SEED, &ciphertext).unwrap();
+        let keys = self.keys.as_mut().unwrap();
+        let secret = keys.mix_in(&KEM_KEY, &ciphertext, &shared, true);
+        let is_agreed = secret.is_some();
+        self.session_secrets.extend(secret);
+        is_agreed
     }
 
     /// A sealed packet of these frames with the next number of its path.

@@ -3,18 +3,23 @@
 //! (`amplification.rs`).
 //!
 //! ```text
-//!  nothing │ a SYN from both addresses │ a session │ a session asleep
+//!  nothing │ a SYN or WAKE from both addresses │ a session, its keys by ML-KEM agreed or not, with relays │ one asleep
 //!     └─ every move, and after it every move ─▶ the server has more to say, and time passes: bytes to ≤ bytes from
 //! ```
 
 use d2tp_session::*;
-use d2tp_wire::{Cid, Frame, WireWriter};
+use d2tp_wire::{Cid, DATAGRAM_FIRST_BYTES, Frame, WireWriter};
 
-use super::amplification::{Attacker, claim, victim};
+use super::amplification::{Attacker, SHORT_SYN_BYTES, claim, search_part, victim};
 use super::rogue::*;
 
 /// The number of frames that [`write_frame`] knows.
-pub(super) const FRAMES: usize = 29;
+pub(super) const FRAMES: usize = 31;
+/// The frames with the halves of the attacker's key of ML-KEM.
+const KEY_SHARES: [usize; 2] = [28, 29];
+/// The frames that are sent where hybrid keys or relays are the subject: PING, ACK, DATA, FLOW_CREDIT, SESSION_CREDIT,
+/// PATH_STATUS, CHG, RSP, RESUME, CLOSE. All others are sent in sessions without them.
+const FRAMES_OF_LATER_STARTS: [usize; 10] = [0, 1, 4, 8, 9, 15, 18, 19, 22, 30];
 /// The frames that are sent on a path that the server does not know yet, too: PING, DATA, CHG.
 const FRAMES_OF_NEW_PATHS: [usize; 3] = [0, 4, 18];
 const MUCH: u64 = 1 << 40;
@@ -112,6 +117,8 @@ pub(super) fn write_frame(w: &mut WireWriter<'_>, nth: usize, path: u32, nonce: 
             bytes: b"x",
         },
         27 => Frame::Suspend { reason },
+        28 => key_share(0),
+        29 => key_share(1),
         _ => Frame::Close { code: 0, text: b"" },
     };
     frame.encode(w);
@@ -119,7 +126,7 @@ pub(super) fn write_frame(w: &mut WireWriter<'_>, nth: usize, path: u32, nonce: 
 
 /// What the attacker begins with.
 #[derive(Clone, Copy, Debug)]
-enum Start {
+pub(super) enum Start {
     Nothing,
     /// The server demands a cookie of everybody.
     NothingUnderLoad,
@@ -129,23 +136,46 @@ enum Start {
     Session,
     /// A session with such a flow that the server has let sleep.
     Asleep,
+    /// A session with such a flow in which half of the attacker's key of ML-KEM arrived.
+    HybridPending,
+    /// Such a session in which nothing of flows may be sent before the hybrid keys.
+    HybridRequired,
+    /// A session with such a flow, and a session secret, that the server has let sleep.
+    HybridAsleep,
+    /// A WAKE of that session, with its secret, came from the victim and from its own address.
+    WakeFromBoth,
+    /// A session with such a flow, and relays to a host outside and to itself.
+    Relaying,
 }
 
-const STARTS: [Start; 5] = [
+pub(super) const STARTS: [Start; 10] = [
     Start::Nothing,
     Start::NothingUnderLoad,
     Start::SynFromBoth,
     Start::Session,
     Start::Asleep,
+    Start::HybridPending,
+    Start::HybridRequired,
+    Start::HybridAsleep,
+    Start::WakeFromBoth,
+    Start::Relaying,
 ];
 
 /// What it does next; the address is where it pretends to be.
 #[derive(Clone, Copy, Debug)]
 enum Move {
     Syn,
+    /// A SYN without padding.
+    ShortSyn,
     /// A SYN with a claim of a flow, and much credit.
     SynWithClaim,
     Wake,
+    /// A SYN that offers an exchange by ML-KEM.
+    SynHybrid,
+    /// A SYN with a claim that names the session secret.
+    SynWithSecret,
+    /// A WAKE with a claim that names the session secret.
+    WakeWithSecret,
     CopyOfNewest,
     CopyOfFirst,
     HalfOfNewest,
@@ -153,14 +183,19 @@ enum Move {
     UnknownId,
     /// A frame on a path.
     Packet(usize, u32),
+    /// A packet to one of its relays.
+    Relayed(usize),
+    /// A packet of the host outside to its relay.
+    FromOutside,
     Pass(u64),
     Sleep,
 }
 
-/// Each move, and whether it comes from the victim.
-fn moves() -> Vec<(Move, bool)> {
+/// Each move that is tried after a start, and whether it comes from the victim.
+fn moves(start: Start) -> Vec<(Move, bool)> {
     let mut sent = vec![
         Move::Syn,
+        Move::ShortSyn,
         Move::SynWithClaim,
         Move::Wake,
         Move::CopyOfNewest,
@@ -169,11 +204,39 @@ fn moves() -> Vec<(Move, bool)> {
         Move::OtherVersion,
         Move::UnknownId,
     ];
-    sent.extend((0..FRAMES).map(|frame| Move::Packet(frame, 0)));
     sent.extend(FRAMES_OF_NEW_PATHS.map(|frame| Move::Packet(frame, 1)));
-    let sent = sent.into_iter().flat_map(|m| [(m, false), (m, true)]);
+    match start {
+        Start::Nothing
+        | Start::NothingUnderLoad
+        | Start::SynFromBoth
+        | Start::Session
+        | Start::Asleep => {
+            let frames = (0..FRAMES).filter(|frame| !KEY_SHARES.contains(frame));
+            sent.extend(frames.map(|frame| Move::Packet(frame, 0)));
+        }
+        Start::HybridPending
+        | Start::HybridRequired
+        | Start::HybridAsleep
+        | Start::WakeFromBoth => {
+            let frames = FRAMES_OF_LATER_STARTS.into_iter().chain(KEY_SHARES);
+            sent.extend(frames.map(|frame| Move::Packet(frame, 0)));
+            sent.extend([Move::SynHybrid, Move::SynWithSecret, Move::WakeWithSecret]);
+        }
+        Start::Relaying => {
+            sent.extend(FRAMES_OF_LATER_STARTS.map(|frame| Move::Packet(frame, 0)));
+            sent.extend([Move::Relayed(0), Move::Relayed(1)]);
+        }
+    }
+    let mut moves: Vec<_> = sent
+        .into_iter()
+        .flat_map(|m| [(m, false), (m, true)])
+        .collect();
     let others = [Move::Pass(300), Move::Pass(11_000), Move::Sleep];
-    sent.chain(others.map(|m| (m, false))).collect()
+    moves.extend(others.map(|m| (m, false)));
+    if let Start::Relaying = start {
+        moves.push((Move::FromOutside, false));
+    }
+    moves
 }
 
 impl Attacker {
@@ -185,30 +248,79 @@ impl Attacker {
             },
             ..EndpointConfig::default()
         });
-        attacker.log.push(format!("{start:?}"));
-        match start {
-            Start::Nothing | Start::NothingUnderLoad => {}
-            Start::SynFromBoth => {
-                let syn = attacker.next_syn();
-                attacker.throw_handshake("SYN", victim(), syn.clone());
-                attacker.throw_handshake("SYN", attacker.r.home, syn);
-            }
-            Start::Session | Start::Asleep => {
-                attacker.make((Move::Syn, false));
-                attacker.make((Move::Packet(4, 0), false));
-                attacker.server_writes();
-                if let Start::Asleep = start {
-                    attacker.make((Move::Sleep, false));
-                }
-            }
-        }
+        attacker.begin(start);
         attacker
     }
 
+    /// Does what leads to a start, by handshakes without cookies.
+    pub(super) fn begin(&mut self, start: Start) {
+        self.log.push(format!("{start:?}"));
+        match start {
+            Start::Nothing | Start::NothingUnderLoad => {}
+            Start::SynFromBoth => {
+                let syn = self.next_syn();
+                self.throw_handshake("SYN", victim(), syn.clone());
+                self.throw_handshake("SYN", self.r.home, syn);
+            }
+            Start::Session | Start::Asleep | Start::Relaying => {
+                self.make((Move::Syn, false));
+                self.make((Move::Packet(4, 0), false));
+                self.server_writes();
+                match start {
+                    Start::Asleep => self.make((Move::Sleep, false)),
+                    Start::Relaying => {
+                        self.open_relays();
+                        // One more may go to the host outside before it answers.
+                        for _ in 1..UNANSWERED_MAX {
+                            self.make((Move::Relayed(0), false));
+                        }
+                    }
+                    _ => {}
+                }
+            }
+            Start::HybridPending | Start::HybridRequired => {
+                self.begin_exchange(matches!(start, Start::HybridRequired));
+            }
+            Start::HybridAsleep | Start::WakeFromBoth => {
+                self.begin_exchange(false);
+                self.make((Move::Packet(KEY_SHARES[1], 0), false));
+                // The first packet under the hybrid keys: the server keeps the secret.
+                self.make((Move::Packet(0, 0), false));
+                assert_eq!(self.r.session_secrets.len(), 1);
+                self.make((Move::Sleep, false));
+                if let Start::WakeFromBoth = start {
+                    self.make((Move::WakeWithSecret, true));
+                    self.make((Move::CopyOfNewest, false));
+                    assert!(self.r.initiator.is_none(), "the copy is answered");
+                }
+            }
+        }
+    }
+
+    /// A session with a flow for which the server has much to send, and the first half of its key of ML-KEM.
+    fn begin_exchange(&mut self, required: bool) {
+        self.offer(None, required);
+        let syn = self.next_syn();
+        self.throw_handshake("SYN", self.r.home, syn);
+        self.make((Move::Packet(4, 0), false));
+        self.server_writes();
+        self.make((Move::Packet(KEY_SHARES[0], 0), false));
+        assert!(self.r.is_alive());
+    }
+
+    /// Offers keys of ML-KEM in the next SYNs.
+    fn offer(&mut self, secret: Option<[u8; 8]>, required: bool) {
+        self.r.hybrid = Some(HybridOffer { secret, required });
+    }
+
     fn next_syn(&mut self) -> Vec<u8> {
+        self.next_syn_of(DATAGRAM_FIRST_BYTES)
+    }
+
+    fn next_syn_of(&mut self, len: usize) -> Vec<u8> {
         self.epoch += 1;
         let cookie = self.cookies.last().copied();
-        self.r.syn(self.epoch, cookie)
+        self.r.syn_of(len, self.epoch, cookie)
     }
 
     fn make(&mut self, (step, is_forged): (Move, bool)) {
@@ -223,18 +335,38 @@ impl Attacker {
         let copied = copied.cloned();
         let name = format!("{step:?}");
         match step {
-            Move::Syn | Move::SynWithClaim => {
-                self.r.claims = match step {
-                    Move::Syn => Vec::new(),
-                    _ => claim(flow(0)),
+            Move::Syn
+            | Move::ShortSyn
+            | Move::SynWithClaim
+            | Move::SynHybrid
+            | Move::SynWithSecret => {
+                let secret = self.r.session_secrets.last().map(|s| s.id);
+                (self.r.claims, self.r.hybrid) = (Vec::new(), None);
+                match step {
+                    Move::SynWithClaim => self.r.claims = claim(flow(0)),
+                    Move::SynHybrid => self.offer(None, false),
+                    Move::SynWithSecret => {
+                        self.r.claims = claim(flow(0));
+                        self.offer(secret, false);
+                    }
+                    _ => {}
+                }
+                let len = match step {
+                    Move::ShortSyn => SHORT_SYN_BYTES,
+                    _ => DATAGRAM_FIRST_BYTES,
                 };
-                let syn = self.next_syn();
+                let syn = self.next_syn_of(len);
                 self.throw_handshake(&name, from, syn);
             }
-            Move::Wake => {
-                if let Some(ticket) = self.tickets.last().cloned() {
+            Move::Wake | Move::WakeWithSecret => {
+                if let Some(ticket) = self.r.tickets.last().cloned() {
                     self.epoch += 1;
-                    self.r.claims = Vec::new();
+                    (self.r.claims, self.r.hybrid) = (Vec::new(), None);
+                    if let Move::WakeWithSecret = step {
+                        self.r.claims = claim(flow(0));
+                        let secret = self.r.session_secrets.last().map(|s| s.id);
+                        self.offer(secret, false);
+                    }
                     let cookie = self.cookies.last().copied();
                     let wake = self.r.wake(self.epoch, &ticket, cookie);
                     self.throw_handshake(&name, from, wake);
@@ -274,6 +406,8 @@ impl Attacker {
                     self.throw(&name, from, packet);
                 }
             }
+            Move::Relayed(nth) => self.throw_relayed(from, nth, &Attacker::any_packet()),
+            Move::FromOutside => self.answer_from_outside(&Attacker::any_packet()),
             Move::Pass(ms) => {
                 self.log.push(name);
                 self.r.wait(MS.times(ms));
@@ -291,15 +425,26 @@ impl Attacker {
     }
 }
 
-/// Tries every sequence of `depth` moves from every start. Returns the number of sequences, and of those in which the
-/// victim got anything.
-fn try_all(depth: u32) -> (usize, usize) {
-    let moves = moves();
-    let (mut tried, mut reached) = (0, 0);
+/// What a search has tried.
+#[derive(Debug, Default)]
+struct SequenceCounts {
+    tried: usize,
+    /// Sequences in which the victim got anything.
+    reached: usize,
+    /// Sequences that ended with hybrid keys.
+    hybrid: usize,
+}
+
+/// Tries the sequences of `depth` moves from every start of which this is one in `parts`: those whose number leaves
+/// the rest `part`.
+fn try_all(depth: u32, (part, parts): (u64, u64)) -> SequenceCounts {
+    let mut counts = SequenceCounts::default();
     for start in STARTS {
-        for sequence in 0..moves.len().pow(depth) {
+        let moves = moves(start);
+        let sequences = (moves.len() as u64).pow(depth);
+        for sequence in (part..sequences).step_by(parts as usize) {
             let mut attacker = Attacker::at(start);
-            let mut rest = sequence;
+            let mut rest = sequence as usize;
             for _ in 0..depth {
                 attacker.make(moves[rest % moves.len()]);
                 rest /= moves.len();
@@ -307,27 +452,28 @@ fn try_all(depth: u32) -> (usize, usize) {
             }
             // What is repeated counts, too.
             attacker.make((Move::Pass(3_000), false));
-            tried += 1;
-            reached += usize::from(attacker.sent_to(victim()) > 0);
+            counts.tried += 1;
+            counts.reached += usize::from(attacker.sent_to(victim()) > 0);
+            counts.hybrid += usize::from(!attacker.r.session_secrets.is_empty());
         }
     }
-    (tried, reached)
+    counts
 }
 
 #[test]
 fn every_mixture_of_two_messages_gives_an_address_no_more_than_it_sent() {
-    // R-PATH-2, R-PATH-16, R-UNKNOWN-2
-    let (tried, reached) = try_all(2);
-    assert!(tried > 30_000, "{tried} sequences");
+    // R-PATH-2, R-PATH-16, R-UNKNOWN-2, R-RELAY-1, R-RELAY-3
+    let counts = try_all(2, (0, 1));
+    assert!(counts.tried > 45_000, "{counts:?}");
     assert!(
-        reached * 5 > tried,
-        "the victim gets something in {reached} of {tried}"
+        counts.reached * 5 > counts.tried && counts.hybrid * 8 > counts.tried,
+        "{counts:?}"
     );
 }
 
 #[test]
 #[ignore = "long: the nightly run"]
 fn every_mixture_of_three_messages_gives_an_address_no_more_than_it_sent() {
-    // R-PATH-2, R-PATH-16, R-UNKNOWN-2
-    try_all(3);
+    // R-PATH-2, R-PATH-16, R-UNKNOWN-2, R-RELAY-1, R-RELAY-3
+    try_all(3, search_part());
 }
