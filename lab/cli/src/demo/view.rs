@@ -90,27 +90,13 @@ impl DemoView {
     /// Updates the bars.
     pub(super) fn update(&self, t_s: f64, ours: u64, last: &Value, theirs: u64) {
         let Some(bars) = &self.bars else { return };
-        let states: Vec<String> = self
-            .states()
-            .iter()
-            .map(|(link, state)| {
-                let bytes = last["bytes_by_link"][link].as_u64().unwrap_or(0);
-                format!("{link}: {state}, {:.1} MB", bytes as f64 / 1e6)
-            })
-            .collect();
-        bars.links.set_message(format!(
-            "{t_s:5.1} of {:.0} s · {}",
-            self.deadline_s,
-            states.join(" · ")
-        ));
+        let states = self.states();
+        let links = links_line(&states, last);
+        let deadline_s = self.deadline_s;
+        let line = format!("{t_s:5.1} of {deadline_s:.0} s · {links}");
+        bars.links.set_message(line);
         bars.ours.set_position(ours);
-        let is_up = self.states().values().any(|state| state.starts_with(UP));
-        // The reason concerned the link that is now lost, so it is not shown.
-        let why = match is_up {
-            true => last["why"].as_str().unwrap_or_default().to_owned(),
-            false => "waiting for a network".to_owned(),
-        };
-        bars.ours.set_message(why);
+        bars.ours.set_message(reason_line(&states, last).to_owned());
         bars.theirs.set_position(theirs);
     }
 
@@ -119,6 +105,24 @@ impl DemoView {
         if let Some(bars) = &self.bars {
             let _ = bars.all.clear();
         }
+    }
+}
+
+/// The links with their states, and the bytes that each has carried.
+fn links_line(states: &BTreeMap<String, String>, last: &Value) -> String {
+    let links = states.iter().map(|(link, state)| {
+        let bytes = last["bytes_by_link"][link].as_u64().unwrap_or(0);
+        format!("{link}: {state}, {:.1} MB", bytes as f64 / 1e6)
+    });
+    links.collect::<Vec<_>>().join(" · ")
+}
+
+/// Why the download uses the link that it uses. While no link has an address the last reason is not shown: it concerned
+/// a link that is lost now.
+fn reason_line<'a>(states: &BTreeMap<String, String>, last: &'a Value) -> &'a str {
+    match states.values().any(|state| state.starts_with(UP)) {
+        true => last["why"].as_str().unwrap_or_default(),
+        false => "waiting for a network",
     }
 }
 
@@ -139,5 +143,59 @@ pub(super) fn news(event: &Value) -> Option<String> {
         "done" => Some("D2TP: finished".to_owned()),
         "error" => Some(format!("D2TP failed: {}", text("text"))),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn states(of: [(&str, &str); 2]) -> BTreeMap<String, String> {
+        of.map(|(link, state)| (link.to_owned(), state.to_owned()))
+            .into()
+    }
+
+    #[test]
+    fn while_every_link_is_lost_the_line_says_so_and_no_older_reason() {
+        let last = json!({
+            "why": "wlan0 is up and free",
+            "bytes_by_link": {"wlan0": 18_600_000, "wwan0": 0},
+        });
+        let lost = states([("wlan0", "LOST"), ("wwan0", "LOST")]);
+        assert_eq!(reason_line(&lost, &last), "waiting for a network");
+        assert_eq!(
+            links_line(&lost, &last),
+            "wlan0: LOST, 18.6 MB · wwan0: LOST, 0.0 MB"
+        );
+        let joining = states([("wlan0", "joining"), ("wwan0", "LOST")]);
+        assert_eq!(reason_line(&joining, &last), "waiting for a network");
+        let up = states([("wlan0", "up as 127.64.3.2"), ("wwan0", "LOST")]);
+        assert_eq!(reason_line(&up, &last), "wlan0 is up and free");
+        // Before anything was carried.
+        assert_eq!(reason_line(&up, &Value::Null), "");
+        assert_eq!(
+            reason_line(&BTreeMap::new(), &last),
+            "waiting for a network"
+        );
+    }
+
+    #[test]
+    fn what_happens_to_a_download_is_told_in_a_line() {
+        let told = |event: Value| news(&event).unwrap_or_default();
+        let first = json!({"event": "switch", "from": null, "to": "wlan0"});
+        assert_eq!(told(first), "D2TP: using wlan0");
+        let switch = json!({
+            "event": "switch", "from": "wlan0", "to": "wwan0", "silence_ms": 91.6, "why": "wlan0 is lost",
+        });
+        assert_eq!(
+            told(switch),
+            "D2TP: wlan0 → wwan0 after 92 ms of silence: wlan0 is lost"
+        );
+        let waiting = json!({"event": "waiting", "why": "no network is up"});
+        assert_eq!(told(waiting), "D2TP: waiting, no network is up");
+        let note = json!({"event": "note", "text": "resumed after 1.2 s without a network"});
+        assert_eq!(told(note), "D2TP: resumed after 1.2 s without a network");
+        assert_eq!(news(&json!({"event": "progress"})), None);
     }
 }
