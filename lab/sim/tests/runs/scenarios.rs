@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use cedos_lab_scenario::Scenario;
-use cedos_lab_sim::fuzz::scenario_text;
-use cedos_lab_sim::run;
+use cedos_lab_sim::fuzz::{scenario_text, try_each};
+use cedos_lab_sim::{run, vary};
 
 /// Scenarios that do not hold yet, and what is missing. One that holds must leave the list.
 const KNOWN_MISSES: [(&str, &str); 6] = [
@@ -15,6 +15,16 @@ const KNOWN_MISSES: [(&str, &str); 6] = [
     ("readycast-week.toml", NO_PODCASTS),
     ("store-killed.toml", NO_STORE),
 ];
+/// Scenarios of networks that carry nothing: their properties hold at any times.
+const DEAD_NETWORKS: [&str; 5] = [
+    "portal-at-start.toml",
+    "slow-wifi-deadline.toml",
+    "udp-blocked-midway.toml",
+    "wifi-dead-at-start.toml",
+    "wifi-dies-silently.toml",
+];
+/// The number of random times at which each of them is tried here; the nightly run tries thousands.
+const TIMES: u64 = 12;
 const ONE_NODE: &str = "a simulated proxy has one node";
 const NO_STORE: &str = "a simulated proxy has one node, without a store, and no origin to ask";
 const NO_PODCASTS: &str = "a simulated device has no podcast client";
@@ -65,6 +75,22 @@ fn every_scenario_in_the_repository_holds() {
         }
     }
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn scenarios_of_dead_networks_hold_at_other_times() {
+    for name in DEAD_NETWORKS {
+        let scenario = load(name);
+        let run = |seed| vary::try_varied(&scenario, seed);
+        let tried = try_each(0..TIMES, 0, run, |_| {});
+        let wrong: Vec<String> = (tried.failing.iter())
+            .map(|failing| {
+                let (seed, what) = (failing.seed, &failing.what);
+                format!("cedos sim run lab/scenarios/{name} --times {seed}\n  {what}")
+            })
+            .collect();
+        assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+    }
 }
 
 #[test]
