@@ -5,13 +5,14 @@
 //!                                   └ each: held, failed, or skipped and why; what it did, and for how long
 //! ```
 //!
-//! Parts that could go on for ever (random scenarios, kill points, fuzzing, mutants) stop when their share is used up:
+//! Parts that could go on for ever (random scenarios and times, kill points, fuzzing, mutants) stop when their share is used up:
 //! the report says how far they came. A part whose tool is missing is skipped with the command that installs it.
 //! `--whole` adds what takes hours: every test optimised, every feature, packages in a fresh Debian.
 
 mod bounded_command;
 mod builds_compared;
 mod c_sanitizers;
+mod hostile_clients;
 mod instruction_counts;
 mod mutants;
 mod night_context;
@@ -36,8 +37,8 @@ pub struct NightlyOptions {
     /// Time for all parts together; builds of programs count
     #[arg(long, default_value_t = 60)]
     minutes: u64,
-    /// Run these parts alone (repeatable): seeds, kills, fuzz, miri, mutants, advisories, counts, model, sanitizers,
-    /// races, threads, reproducible
+    /// Run these parts alone (repeatable): seeds, vary, search, kills, hostile, fuzz, miri, mutants, advisories, counts,
+    /// model, sanitizers, races, threads, reproducible
     #[arg(long, value_name = "PART")]
     only: Vec<String>,
     /// Random scenarios to run at most
@@ -61,7 +62,7 @@ pub struct NightlyOptions {
 type PartRun = fn(&NightContext, Duration) -> Result<NightPart>;
 
 /// All parts, the shorter ones first. The shares are hundredths of the time.
-const PARTS: [(&str, u32, PartRun); 12] = [
+const PARTS: [(&str, u32, PartRun); 15] = [
     ("advisories", 2, tool_parts::advisories),
     ("model", 3, tool_parts::model),
     ("sanitizers", 3, c_sanitizers::run),
@@ -69,6 +70,9 @@ const PARTS: [(&str, u32, PartRun); 12] = [
     ("threads", 2, thread_sanitizer::run),
     ("counts", 5, instruction_counts::run),
     ("miri", 8, tool_parts::miri),
+    ("hostile", 8, hostile_clients::run),
+    ("search", 6, until_budget::search),
+    ("vary", 8, until_budget::vary),
     ("fuzz", 20, until_budget::fuzz),
     ("seeds", 20, until_budget::seeds),
     ("kills", 15, until_budget::kills),
@@ -85,6 +89,10 @@ pub fn run(options: &NightlyOptions) -> Result<bool> {
     let context = NightContext {
         salt: options.salt.unwrap_or_else(today),
         seeds: options.seeds,
+        times: match options.whole {
+            true => crate::seeds::WHOLE_TIMES,
+            false => crate::seeds::NIGHT_TIMES,
+        },
         kill_points: options.kill_points,
         keep_counts: options.keep_counts,
         is_long: total >= LONG,

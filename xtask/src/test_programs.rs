@@ -106,6 +106,15 @@ impl TestProgram {
         })
     }
 
+    /// The command that runs it, as cargo would.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.path);
+        command
+            .current_dir(&self.folder)
+            .env("CARGO_MANIFEST_DIR", &self.folder);
+        command
+    }
+
     /// The number of its tests that run at once.
     fn threads(&self) -> usize {
         let waits = WAITING.contains(&self.name.as_str());
@@ -258,7 +267,7 @@ fn run_one(
     // A file instead of a pipe: a process left by a test may keep its output open.
     let said = std::env::temp_dir().join(format!("xtask-{}-{number}", std::process::id()));
     let file = File::create(&said).with_context(|| said.display().to_string())?;
-    let mut command = Command::new(&program.path);
+    let mut command = program.command();
     if arguments.contains(&REPORT_TIME[0]) {
         // Stable test programs take these arguments as nightly ones do when this is set.
         command.env("RUSTC_BOOTSTRAP", "1");
@@ -266,8 +275,6 @@ fn run_one(
     let mut child = command
         .env("RUST_TEST_THREADS", program.threads().to_string())
         .args(arguments)
-        .current_dir(&program.folder)
-        .env("CARGO_MANIFEST_DIR", &program.folder)
         .stdin(Stdio::null())
         .stdout(file.try_clone()?)
         .stderr(file)

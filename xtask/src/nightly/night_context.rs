@@ -6,6 +6,8 @@ pub struct NightContext {
     pub salt: u64,
     /// Random scenarios at most.
     pub seeds: u64,
+    /// Random times at most of each scenario of networks that carry nothing.
+    pub times: u64,
     /// Kill points at most.
     pub kill_points: u64,
     /// Whether instruction counts are kept.

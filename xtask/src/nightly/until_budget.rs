@@ -1,4 +1,4 @@
-//! Parts that could go on for ever: random scenarios, kill points, fuzz targets. They go on until their time is over, in
+//! Parts that could go on for ever: random scenarios, random times, kill points, fuzz targets. They go on until their time is over, in
 //! portions that each end by themselves.
 
 use std::process::Command;
@@ -16,6 +16,10 @@ use crate::step::has_subcommand;
 
 /// Random scenarios of a portion: with all checks on, 20 to 40 s of two cores.
 const SEEDS_AT_ONCE: u64 = 5_000;
+/// Random times of a portion, of one scenario: 10 to 20 s of two cores.
+const TIMES_AT_ONCE: u64 = 500;
+/// The parts of the search for amplification.
+const SEARCH_PARTS: u64 = 1_000;
 /// Kill points of a portion.
 const POINTS_AT_ONCE: u64 = 40;
 /// How much longer than its share a portion that has begun may take.
@@ -36,6 +40,67 @@ pub fn seeds(context: &NightContext, budget: Duration) -> Result<NightPart> {
     Ok(match failure {
         None => NightPart::held(
             format!("{done} random scenarios of {}", context.seeds),
+            figures,
+        ),
+        Some(text) => NightPart::failed(text, figures),
+    })
+}
+
+/// Scenarios of networks that carry nothing, at random times: other ones in each night.
+pub fn vary(context: &NightContext, budget: Duration) -> Result<NightPart> {
+    let at_once = match context.is_long {
+        true => TIMES_AT_ONCE,
+        false => 50,
+    };
+    let files = crate::seeds::VARIED_FILES;
+    let first = first_time(context.salt);
+    let portions = |n: u64, times: u64| {
+        let (nth, file) = (n / files.len() as u64, n as usize % files.len());
+        crate::seeds::varied(files[file], first + nth * at_once, times, context.is_long)
+    };
+    let all = context.times * files.len() as u64;
+    let (done, failure) = in_portions(all, at_once, budget, portions)?;
+    let figures = json!({"times": done, "asked": all, "first": first});
+    Ok(match failure {
+        None => {
+            let text = format!("{done} runs of {all} of scenarios whose networks carry nothing");
+            NightPart::held(text, figures)
+        }
+        Some(text) => NightPart::failed(text, figures),
+    })
+}
+
+/// The first seed of a night's random times: no two nights in a row have a seed in common.
+fn first_time(salt: u64) -> u64 {
+    (salt % (1 << 32)) * crate::seeds::WHOLE_TIMES
+}
+
+/// Mixtures of messages of a client that forges addresses, longer ones than a check tries: parts of the ignored tests of
+/// `core/session`, from another one on each night.
+pub fn search(context: &NightContext, budget: Duration) -> Result<NightPart> {
+    let arguments = ["test", "--workspace", "--locked", "--test", "exchange"];
+    let programs = crate::test_programs::build(&arguments)?;
+    let mut programs = programs.unwrap_or_default().into_iter();
+    let Some(program) = programs.find(|program| program.name == "session exchange") else {
+        return Ok(NightPart::failed("the tests cannot be built", json!({})));
+    };
+    let portions = |n: u64, _| {
+        let part = (context.salt.wrapping_add(n)) % SEARCH_PARTS;
+        let mut command = program.command();
+        command
+            .args([
+                "--ignored",
+                "amplifies_in_a_long_search",
+                "mixture_of_three",
+            ])
+            .env("D2TP_SEARCH_PART", format!("{part}/{SEARCH_PARTS}"));
+        Ok(command)
+    };
+    let (done, failure) = in_portions(SEARCH_PARTS, 1, budget, portions)?;
+    let figures = json!({"parts": done, "of": SEARCH_PARTS});
+    Ok(match failure {
+        None => NightPart::held(
+            format!("{done} parts of {SEARCH_PARTS} of the search for amplification"),
             figures,
         ),
         Some(text) => NightPart::failed(text, figures),
@@ -150,6 +215,14 @@ mod tests {
         assert!(failure.is_some());
         // One portion is always run.
         assert_eq!(in_portions(5, 2, Duration::ZERO, good).unwrap().0, 2);
+    }
+
+    #[test]
+    fn nights_in_a_row_try_other_times() {
+        let between = first_time(20_001) - first_time(20_000);
+        assert!(between >= crate::seeds::WHOLE_TIMES);
+        assert!(crate::seeds::NIGHT_TIMES.is_multiple_of(TIMES_AT_ONCE));
+        first_time(u64::MAX);
     }
 
     #[test]
