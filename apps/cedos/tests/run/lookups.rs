@@ -252,17 +252,52 @@ fn by_preload_every_lookup_is_answered_and_no_name_leaves() {
 #[test]
 fn by_env_no_name_leaves() {
     in_namespace(this_test!(), async || {
-        if !installed("curl") {
-            return;
-        }
         let net = net_with_name_server();
-        let capture = Capture::start();
-        let output = net.run(&[], &["curl", "-sS", &net.url("/a")]).await;
-        net.is_whole(&output, "env", "curl");
-        let seen = capture.end();
-        assert!(seen.len() > net.bytes.len(), "the object is in the capture");
-        assert!(!contains(&seen, b"origin"), "a name left in clear");
-        assert!(!contains(&seen, &net.bytes[..32]), "payload left in clear");
+        let url = net.url("/a");
+        let secure = url.replacen("http:", "https:", 1);
+        let env = ["--rung", "env"];
+        // The origin speaks no TLS and has no repository: what such a program asks of it comes after the lookup.
+        for (program, is_whole) in [
+            (&["curl", "-sS", &url][..], true),
+            (&["wget", "-qO-", &url], true),
+            (&["curl", "-sSk", &secure], false),
+            (
+                &[
+                    "wget",
+                    "-qO-",
+                    "--tries=1",
+                    "--no-check-certificate",
+                    &secure,
+                ],
+                false,
+            ),
+            (&["git", "ls-remote", &url], false),
+            (&["git", "ls-remote", &secure], false),
+        ] {
+            if !installed(program[0]) {
+                continue;
+            }
+            let capture = Capture::start();
+            let output = net.run(&env, program).await;
+            let seen = capture.end();
+            if is_whole {
+                net.is_whole(&output, "env", program[0]);
+                assert!(
+                    seen.len() > net.bytes.len(),
+                    "{program:?} is not in the capture"
+                );
+            }
+            assert!(!seen.is_empty(), "{program:?} is not in the capture");
+            assert!(
+                !contains(&seen, b"origin"),
+                "{program:?}: a name left in clear"
+            );
+            let payload = &net.bytes[..32];
+            assert!(
+                !contains(&seen, payload),
+                "{program:?}: payload left in clear"
+            );
+        }
     });
 }
 

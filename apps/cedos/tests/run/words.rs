@@ -1,7 +1,7 @@
 //! `cedos run`: messages for causes that an errno does not express.
 
 use cedos_lab_rig::namespace::in_namespace;
-use cedos_lab_rig::program::{ProxyProcess, cedos};
+use cedos_lab_rig::program::{AgentProcess, ProxyProcess, at_home, cedos, device_key, ended};
 use cedos_lab_rig::{PATIENCE, this_test};
 
 /// An address that nobody has (RFC 5737).
@@ -45,6 +45,59 @@ fn a_server_without_a_proxy_that_calls_out_is_told_to_name_one() {
             said.contains("no proxy for outgoing connections: give --prox"),
             "{said}"
         );
+    });
+}
+
+#[test]
+fn a_device_that_is_not_admitted_is_told_whom_to_ask() {
+    in_namespace(this_test!(), || async {
+        let directory = tempfile::tempdir().expect("a directory");
+        let home = directory.path();
+        if !has_curl() {
+            return;
+        }
+        let ours = device_key(home).await;
+        let nobody = "A".repeat(43);
+        let proxy = ProxyProcess::start_for(&nobody, home, "127.0.0.1:0", &[]).await;
+        let advice = format!(
+            "does not let this device in; its operator invites it (`cedos prox invite`), or adds \
+             --allow-client {ours}"
+        );
+        let prox = ["--prox", &*proxy.address];
+        for rung in ["preload", "notify", "tun"] {
+            let run = ["run", "--rung", rung];
+            let curl = ["--", "curl", "-sS", URL];
+            let child = cedos(home, &[&run[..], &prox, &curl].concat()).spawn();
+            let ended = ended(child.expect("start cedos")).await;
+            let is_there = !ended.errors.contains("cedos run: the rung");
+            assert_ne!(ended.code, 0, "{rung}: {ended:?}");
+            assert!(
+                !is_there || ended.errors.contains(&advice),
+                "{rung}: {}",
+                ended.errors
+            );
+        }
+        // A program that goes by variables gets an answer, which says it too.
+        let run = [
+            &["run", "--rung", "env"][..],
+            &prox,
+            &["--", "curl", "-sS", URL],
+        ]
+        .concat();
+        let answered = ended(cedos(home, &run).spawn().expect("start cedos")).await;
+        let answer = String::from_utf8_lossy(&answered.output).into_owned();
+        assert!(answer.contains(&advice), "{answered:?}");
+        // So does the agent's local proxy, by HTTP.
+        let local = ["--proxy", "127.0.0.1:1080"];
+        let _agent = AgentProcess::start_with(home, &[&local[..], &prox].concat()).await;
+        let mut curl = tokio::process::Command::new("curl");
+        at_home(
+            curl.args(["-sS", "--proxy", "http://127.0.0.1:1080", URL]),
+            home,
+        );
+        let answered = ended(curl.spawn().expect("start curl")).await;
+        let answer = String::from_utf8_lossy(&answered.output).into_owned();
+        assert!(answer.contains(&advice), "{answered:?}");
     });
 }
 
