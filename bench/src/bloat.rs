@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use cedos_lab_scenario::{Scenario, TextTable};
+use cedos_terminal::print_stdout;
 use serde::Serialize;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
@@ -103,10 +104,7 @@ pub fn run(options: &BloatOptions) -> Result<()> {
         object_ms: None,
     }));
     if options.json {
-        println!(
-            "{}",
-            serde_json::to_string(&BloatRows { rtt_min_ms, rows })?
-        );
+        print_stdout(&serde_json::to_string(&BloatRows { rtt_min_ms, rows })?);
     } else {
         print(&rows);
     }
@@ -300,5 +298,5 @@ fn print(rows: &[BloatRow]) {
             row.missing.clone().unwrap_or_default(),
         ]);
     }
-    println!("{}", table.to_text());
+    print_stdout(&table.to_text());
 }

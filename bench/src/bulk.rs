@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use cedos_lab_scenario::TextTable;
+use cedos_terminal::{print_stderr, print_stdout};
 use serde::Serialize;
 
 use crate::bottleneck::{BottleneckShape, Bottlenecks};
@@ -119,8 +120,8 @@ pub fn run(options: &BulkOptions) -> Result<()> {
             }
         };
         match (&row.missing, row.mbps) {
-            (None, Some(mbps)) => eprintln!("{name}: {mbps:.1} Mb/s"),
-            (why, _) => eprintln!("{name}: {}", why.as_deref().unwrap_or("nothing")),
+            (None, Some(mbps)) => print_stderr(&format!("{name}: {mbps:.1} Mb/s")),
+            (why, _) => print_stderr(&format!("{name}: {}", why.as_deref().unwrap_or("nothing"))),
         }
         rows.push(row);
     }
@@ -130,7 +131,7 @@ pub fn run(options: &BulkOptions) -> Result<()> {
         rows,
     };
     if options.json {
-        println!("{}", serde_json::to_string(&rows)?);
+        print_stdout(&serde_json::to_string(&rows)?);
     } else {
         print(&rows);
     }
@@ -269,7 +270,11 @@ fn start_udt(
 }
 
 fn print(rows: &BulkRows) {
-    println!("{} MB over {}\n", rows.bytes as f64 / 1e6, rows.network);
+    print_stdout(&format!(
+        "{} MB over {}\n",
+        rows.bytes as f64 / 1e6,
+        rows.network
+    ));
     let mut table = TextTable::with_notes([
         "",
         "Mb/s",
@@ -291,7 +296,7 @@ fn print(rows: &BulkRows) {
             row.missing.clone().unwrap_or_else(|| row.notes.clone()),
         ]);
     }
-    println!("{}", table.to_text());
+    print_stdout(&table.to_text());
 }
 
 #[cfg(test)]

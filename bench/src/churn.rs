@@ -22,6 +22,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use cedos_terminal::{print_stderr, print_stdout};
 use serde::{Deserialize, Serialize};
 
 use crate::churn_hosts::ChurnHosts;
@@ -166,7 +167,7 @@ pub fn run(options: &ChurnOptions) -> Result<()> {
     let minutes = options.baseline + plan(options).len() + 1;
     let report: ChurnReport = hosts.hear(minute * minutes as u32 + PATIENCE)?;
     if options.json {
-        println!("{}", serde_json::to_string(&report)?);
+        print_stdout(&serde_json::to_string(&report)?);
     } else {
         print(&report);
     }
@@ -221,7 +222,7 @@ async fn live(options: &ChurnOptions, card: &ChurnServerInfo) -> Result<ChurnRep
     let begun = Instant::now();
     hosts.call_all().await?;
     let calling_s = begun.elapsed().as_secs_f64();
-    eprintln!("{} sessions in {calling_s:.1} s", hosts.len());
+    print_stderr(&format!("{} sessions in {calling_s:.1} s", hosts.len()));
     hosts.open_all().await?;
     // A minute for the newest flows to find their pace.
     pass(&mut hosts, length, card, &[]).await?;
@@ -289,13 +290,13 @@ async fn pass(
         server_rss_bytes: rss_bytes(card)?,
         server_cpu_s: cpu_s(card)? - cpu_before,
     };
-    eprintln!(
+    print_stderr(&format!(
         "{:6} active {:8.1} Mb/s  jain {:.4}  server {} MB",
         minute.active,
         minute.mbps,
         minute.jain.unwrap_or(f64::NAN),
         minute.server_rss_bytes / 1_000_000
-    );
+    ));
     Ok(minute)
 }
 
@@ -382,7 +383,7 @@ impl ChurnReport {
 }
 
 fn print(report: &ChurnReport) {
-    println!(
+    print_stdout(&format!(
         "{} hosts, a session and a flow each, at {} D2Prox behind a link of {} Mb/s; minutes of {} s \
          ({} times faster); {} B on the way to each host at most",
         report.flows,
@@ -391,25 +392,25 @@ fn print(report: &ChurnReport) {
         report.minute_s,
         report.scale,
         report.window_bytes
-    );
-    println!(
+    ));
+    print_stdout(&format!(
         "  called in {:.1} s; server {} MB resident at most, {:.1} kB a session",
         report.calling_s,
         report.server_rss_bytes / 1_000_000,
         report.server_rss_bytes as f64 / 1e3 / report.flows as f64,
-    );
-    println!(
+    ));
+    print_stdout(&format!(
         "  without churn {:.0} Mb/s, jain {:.4}",
         report.mbps_without_churn, report.jain_without_churn
-    );
-    println!(
+    ));
+    print_stdout(&format!(
         "  with churn    {:.0} Mb/s, jain {:.4} in the worst minute, {:.4} on average",
         report.mbps, report.jain, report.jain_mean
-    );
-    println!(
+    ));
+    print_stdout(&format!(
         "  goodput ratio {:.3}; {:.1} CPU-seconds per GB, {:.1} without churn",
         report.goodput_ratio, report.server_cpu_s_per_gb, report.server_cpu_s_per_gb_without_churn
-    );
+    ));
 }
 
 #[cfg(test)]

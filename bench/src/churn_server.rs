@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
+use cedos_terminal::print_stderr;
 use d2tp_driver::ServerAddress;
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
@@ -89,7 +90,7 @@ pub fn run(options: &ChurnServerOptions) -> Result<()> {
     })?;
     for (mut child, _) in nodes {
         let status = child.wait()?;
-        eprintln!("a proxy ended: {status}");
+        print_stderr(&format!("a proxy ended: {status}"));
     }
     Ok(())
 }

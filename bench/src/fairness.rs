@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use cedos_lab_scenario::TextTable;
+use cedos_terminal::{print_stderr, print_stdout};
 use serde::Serialize;
 
 use crate::bottleneck::{BottleneckShape, Bottlenecks};
@@ -167,10 +168,10 @@ pub fn run(options: &FairnessOptions) -> Result<()> {
         for (case, rounds) in cases.iter().zip(&mut measured) {
             let got = measure(case, options, &shape)
                 .with_context(|| format!("case {}, round {round}", case.name))?;
-            eprintln!(
+            print_stderr(&format!(
                 "round {round}/{}: {:18} jain {:.3}  tcp share {:.3}  {:.1} Mb/s",
                 options.rounds, case.name, got.jain, got.tcp_share, got.mbps
-            );
+            ));
             rounds.push(got);
         }
     }
@@ -186,7 +187,7 @@ pub fn run(options: &FairnessOptions) -> Result<()> {
         ),
     };
     if options.json {
-        println!("{}", serde_json::to_string(&rows)?);
+        print_stdout(&serde_json::to_string(&rows)?);
     } else {
         print(&rows);
     }
@@ -315,7 +316,7 @@ impl FairnessRow {
 }
 
 fn print(rows: &FairnessRows) {
-    println!("{}\n{}\n", rows.network, rows.conditions);
+    print_stdout(&format!("{}\n{}\n", rows.network, rows.conditions));
     let mut table = TextTable::new([
         "case",
         "TCP",
@@ -348,7 +349,7 @@ fn print(rows: &FairnessRows) {
                 .map_or("-".to_owned(), |j| format!("{j:.3}")),
         ]);
     }
-    println!("{}", table.to_text());
+    print_stdout(&table.to_text());
 }
 
 #[cfg(test)]

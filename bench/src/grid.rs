@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use cedos_terminal::{print_stderr, print_stdout};
 
 use crate::bottleneck::{BottleneckShape, Bottlenecks};
 use crate::grid_report::{Grid, GridCell};
@@ -79,7 +80,7 @@ pub fn run(options: &GridOptions) -> Result<()> {
         peers.into_iter().partition(|peer| peer.missing().is_none());
     for peer in &missing {
         let why = peer.missing().unwrap_or_default();
-        eprintln!("{} left out: {why}", peer.name());
+        print_stderr(&format!("{} left out: {why}", peer.name()));
     }
     if peers.is_empty() && options.rounds > 0 {
         bail!("no peer is left");
@@ -103,7 +104,7 @@ pub fn run(options: &GridOptions) -> Result<()> {
             let said: Vec<_> = (peers.iter().zip(&rates))
                 .map(|(peer, mbps)| format!("{} {mbps:.2}", peer.name()))
                 .collect();
-            eprintln!(
+            print_stderr(&format!(
                 "round {round}, cell {}/{}: RTT {} ms, loss {} %, queue {} BDP: {}",
                 number + 1,
                 cells.len(),
@@ -111,7 +112,7 @@ pub fn run(options: &GridOptions) -> Result<()> {
                 shape.loss * 100.0,
                 shape.queue_bdp,
                 said.join(", ")
-            );
+            ));
             let cell = GridCell::of(shape);
             for (peer, mbps) in peers.iter().zip(rates) {
                 grid.add(cell, peer.name(), mbps);
@@ -119,9 +120,9 @@ pub fn run(options: &GridOptions) -> Result<()> {
         }
     }
     if options.json {
-        println!("{}", serde_json::to_string(&grid.to_json())?);
+        print_stdout(&serde_json::to_string(&grid.to_json())?);
     } else {
-        print!("{grid}");
+        print_stdout(grid.to_string().trim_end());
     }
     Ok(())
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use cedos_lab_scenario::TextTable;
+use cedos_terminal::print_stdout;
 use d2tp_session::{HybridPolicy, SessionEvent};
 use serde::Serialize;
 
@@ -172,9 +173,9 @@ pub fn run(options: &HandshakeOptions) -> Result<()> {
         failed,
     };
     if options.json {
-        println!("{}", serde_json::to_string(&outcome)?);
+        print_stdout(&serde_json::to_string(&outcome)?);
     } else {
-        println!("{}", outcome.table());
+        print_stdout(&outcome.table());
     }
     ensure!(failed == 0, "{failed} devices did not get through");
     Ok(())

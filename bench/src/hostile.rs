@@ -25,6 +25,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use cedos_terminal::print_stdout;
 use d2tp_session::{KEY_SHARE, PublicKey};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde::Serialize;
@@ -179,7 +180,7 @@ pub fn run(options: &HostileOptions) -> Result<()> {
         kinds: outcomes,
     };
     if options.json {
-        println!("{}", serde_json::to_string(&outcome)?);
+        print_stdout(&serde_json::to_string(&outcome)?);
     }
     ensure!(missed.is_empty(), "marks were missed: {missed}");
     Ok(())
@@ -325,7 +326,7 @@ fn raise_descriptor_limit() {
 
 fn print_kind(outcome: &KindOutcome) {
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-    println!(
+    print_stdout(&format!(
         "{:<23} {:>4.0} of {:>4.0} MiB (before {:>3.0})  goodput {:>5.3}  admitted {:>2} of {}  \
          {:>4} sessions {:>5} flows ({} refused, {} without a word) {:>7} datagrams  CPU {:.2}{}",
         outcome.kind,
@@ -342,5 +343,5 @@ fn print_kind(outcome: &KindOutcome) {
         outcome.hostile_datagrams,
         outcome.proxy_cpu,
         if outcome.killed { "  KILLED" } else { "" },
-    );
+    ));
 }

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
+use cedos_terminal::{print_stderr, print_stdout};
 use d2tp_session::{
     FlowError, FlowOptions, HybridPolicy, ReadOutcome, ReasonCode, SecretKey, SessionEvent,
 };
@@ -205,9 +206,9 @@ pub fn run(options: &IdleOptions) -> Result<()> {
     let dir = options.dir.as_deref().unwrap_or(temporary.path());
     let outcome = measure(options, dir)?;
     if options.json {
-        println!("{}", serde_json::to_string(&outcome)?);
+        print_stdout(&serde_json::to_string(&outcome)?);
     } else {
-        println!("{}", serde_json::to_string_pretty(&outcome)?);
+        print_stdout(&serde_json::to_string_pretty(&outcome)?);
     }
     Ok(())
 }
@@ -300,7 +301,7 @@ fn measure(options: &IdleOptions, dir: &Path) -> Result<IdleOutcome> {
 }
 
 fn note(what: &str) {
-    eprintln!("idle: {what}");
+    print_stderr(&format!("idle: {what}"));
 }
 
 fn start(journal: &Path, listen: std::net::SocketAddr) -> Result<HandshakeServerProcess> {
@@ -453,7 +454,7 @@ fn wake(
         under_way.retain(|place, waking| {
             let lost = waking.due.elapsed() > PATIENCE;
             if lost {
-                eprintln!("idle: host {} did not wake", waking.number);
+                print_stderr(&format!("idle: host {} did not wake", waking.number));
                 crowd.drop_host(*place);
             }
             !lost
@@ -476,10 +477,10 @@ fn read(crowd: &mut HandshakeHosts, place: usize, waking: &mut WakingDevice) -> 
                 }
                 Ok(ReadOutcome::End) => {
                     if !waking.right || waking.at != FLOW_BYTES {
-                        eprintln!(
+                        print_stderr(&format!(
                             "idle: host {number} ended at {}, right: {}",
                             waking.at, waking.right
-                        );
+                        ));
                     }
                     return true;
                 }
@@ -487,7 +488,7 @@ fn read(crowd: &mut HandshakeHosts, place: usize, waking: &mut WakingDevice) -> 
                 // All of it was read before: a complete flow has ended.
                 Err(FlowError::Gone) if waking.at == FLOW_BYTES => return true,
                 Err(error) => {
-                    eprintln!("idle: host {number} at {}: {error}", waking.at);
+                    print_stderr(&format!("idle: host {number} at {}: {error}", waking.at));
                     waking.right = false;
                     return true;
                 }

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use cedos_lab_scenario::Scenario;
+use cedos_terminal::print_stdout;
 use serde::Serialize;
 
 use crate::bottleneck::Bottlenecks;
@@ -75,10 +76,13 @@ pub fn run(options: &LinkFlowsOptions) -> Result<()> {
     cedos_lab_emu::enter()?;
     let rows = measure(options, scenario)?;
     if options.json {
-        println!("{}", serde_json::to_string(&LinkFlowRows { rows })?);
+        print_stdout(&serde_json::to_string(&LinkFlowRows { rows })?);
     } else {
         for row in rows {
-            println!("  {:16} {:16} {:8.3} Mb/s", row.link, row.peer, row.mbps);
+            print_stdout(&format!(
+                "  {:16} {:16} {:8.3} Mb/s",
+                row.link, row.peer, row.mbps
+            ));
         }
     }
     Ok(())

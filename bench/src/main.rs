@@ -11,6 +11,8 @@
 //!              └─ table       medians, spread, ratios; or JSON
 //! ```
 
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 mod bloat;
 mod bottleneck;
 mod bulk;
@@ -48,8 +50,10 @@ mod throughput;
 mod tunnel;
 mod worker_scaling;
 
+use std::io::ErrorKind;
 use std::process::ExitCode;
 
+use cedos_terminal::{print_stderr, stdout_result};
 use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
@@ -135,7 +139,11 @@ enum BenchVerb {
 
 fn main() -> ExitCode {
     cedos_sandbox::keep_free_heap();
-    let outcome = match Cli::parse().verb {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage_exit(&error),
+    };
+    let outcome = match cli.verb {
         BenchVerb::Throughput(options) => throughput::run(&options),
         BenchVerb::Handshake(options) => handshake::run(&options),
         BenchVerb::Tunnel(options) => tunnel::run(&options),
@@ -164,11 +172,25 @@ fn main() -> ExitCode {
         BenchVerb::FlowReceive(options) => process::receive(&options),
         BenchVerb::FlowSend(options) => process::send(&options),
     };
-    match outcome {
+    // What did not reach standard output is no success.
+    match outcome.and_then(|()| Ok(stdout_result()?)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("cedos-bench: {error:#}");
+            print_stderr(&format!("cedos-bench: {error:#}"));
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Prints help, version or a mistake in the command line, and returns the exit code for it.
+fn usage_exit(error: &clap::Error) -> ExitCode {
+    match error.print() {
+        Err(output) if output.kind() != ErrorKind::BrokenPipe && !error.use_stderr() => {
+            print_stderr(&format!(
+                "cedos-bench: cannot write to standard output: {output}"
+            ));
+            ExitCode::FAILURE
+        }
+        _ => ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2)),
     }
 }

@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use cedos_lab_scenario::TextTable;
+use cedos_terminal::{print_stderr, print_stdout};
 use d2tp_driver::{
     Device, DeviceOptions, EndpointConfig, Flow, FlowSettings, SecretKey, ServerAddress,
 };
@@ -260,7 +261,7 @@ impl BenchNode {
                 if line.contains("a session sleeps") {
                     counted.fetch_add(1, Ordering::SeqCst);
                 } else {
-                    eprintln!("{line}");
+                    print_stderr(&line);
                 }
             }
         });
@@ -474,7 +475,7 @@ pub fn run(options: &NodeCostOptions) -> Result<()> {
     let (mut measured, mut result) = (Vec::new(), Ok(()));
     for count in &options.nodes {
         match runtime.block_on(measure(options, &program, *count)) {
-            Ok(costs) if options.json => println!("{}", serde_json::to_string(&costs)?),
+            Ok(costs) if options.json => print_stdout(&serde_json::to_string(&costs)?),
             Ok(costs) => measured.push(costs),
             Err(error) => {
                 // Minutes of other measurements are not lost with this one.
@@ -484,7 +485,7 @@ pub fn run(options: &NodeCostOptions) -> Result<()> {
         }
     }
     if !measured.is_empty() {
-        println!("{}", table(&measured));
+        print_stdout(&table(&measured));
     }
     result
 }

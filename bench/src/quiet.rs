@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use cedos_lab_scenario::TextTable;
+use cedos_terminal::print_stdout;
 use d2tp_driver::{
     Device, DeviceOptions, EndpointConfig, FlowSettings, LinkUse, ProvidedLink, ProvidedLinks,
     SecretKey, ServerAddress,
@@ -168,9 +169,9 @@ pub fn run(options: &QuietOptions) -> Result<()> {
         rows,
     };
     if options.json {
-        println!("{}", serde_json::to_string(&outcome)?);
+        print_stdout(&serde_json::to_string(&outcome)?);
     } else {
-        println!("in {} min\n", outcome.minutes);
+        print_stdout(&format!("in {} min\n", outcome.minutes));
         let mut table = TextTable::new(["", "packets", "wake-ups: device", "server"]);
         for row in &outcome.rows {
             let counts = row.counts;
@@ -181,7 +182,7 @@ pub fn run(options: &QuietOptions) -> Result<()> {
                 counts.server_wakeups.to_string(),
             ]);
         }
-        println!("{}", table.to_text());
+        print_stdout(&table.to_text());
     }
     Ok(())
 }
@@ -303,7 +304,7 @@ pub fn device(args: &DeviceArgs) -> Result<()> {
                 links.remove("wifi");
             }
         }
-        println!("quiet");
+        print_stdout("quiet");
         std::io::stdout().flush()?;
         // Wait until the parent ends this process.
         std::future::pending::<()>().await;

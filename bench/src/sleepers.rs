@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
+use cedos_terminal::{print_stderr, print_stdout};
 use d2tp_driver::ServerAddress;
 use d2tp_session::{
     FlowError, FlowOptions, HybridPolicy, PublicKey, ReadOutcome, ReasonCode, SessionEvent,
@@ -139,15 +140,15 @@ pub fn run(options: &SleepersOptions) -> Result<()> {
     let dir = options.dir.as_deref().unwrap_or(temporary.path());
     let outcome = measure(options, dir)?;
     if options.json {
-        println!("{}", serde_json::to_string(&outcome)?);
+        print_stdout(&serde_json::to_string(&outcome)?);
     } else {
-        println!("{}", serde_json::to_string_pretty(&outcome)?);
+        print_stdout(&serde_json::to_string_pretty(&outcome)?);
     }
     Ok(())
 }
 
 fn note(what: &str) {
-    eprintln!("sleepers: {what}");
+    print_stderr(&format!("sleepers: {what}"));
 }
 
 fn measure(options: &SleepersOptions, dir: &Path) -> Result<SleepersOutcome> {

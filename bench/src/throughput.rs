@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use cedos_terminal::{print_stderr, print_stdout};
 
 use crate::meter::{GRACE_ON_ONE_MACHINE, MeterPlan};
 use crate::network::{self, BenchNetwork, BenchNetworkKind};
@@ -83,31 +84,31 @@ pub fn run(options: &ThroughputOptions) -> Result<()> {
                 let (sent, received) = match process::measure(peer.as_ref(), &network, plan) {
                     Ok(reports) => reports,
                     Err(error) => {
-                        eprintln!(
+                        print_stderr(&format!(
                             "{} round {round}/{}: {:<9} FAILED: {error:#}",
                             kind.name(),
                             options.rounds,
                             peer.name(),
-                        );
+                        ));
                         table.add_failure(peer.name(), kind.name(), format!("{error:#}"));
                         continue;
                     }
                 };
-                eprintln!(
+                print_stderr(&format!(
                     "{} round {round}/{}: {:<9} {:6.2} Gb/s",
                     kind.name(),
                     options.rounds,
                     peer.name(),
                     received.gbps()
-                );
+                ));
                 table.add(peer.name(), kind.name(), BenchRound { sent, received });
             }
         }
     }
     if options.json {
-        println!("{}", serde_json::to_string(&table.rows())?);
+        print_stdout(&serde_json::to_string(&table.rows())?);
     } else {
-        print!("{table}");
+        print_stdout(table.to_string().trim_end());
     }
     match table.never_measured() {
         absent if absent.is_empty() => Ok(()),
@@ -137,11 +138,11 @@ fn chosen_peers(names: &[String]) -> Result<Vec<Box<dyn BenchPeer>>> {
             .into_iter()
             .partition(|peer| peer.missing().is_none());
         for peer in unable {
-            eprintln!(
+            print_stderr(&format!(
                 "{} left out: {}",
                 peer.name(),
                 peer.missing().unwrap_or_default()
-            );
+            ));
         }
         return Ok(able);
     }

@@ -17,6 +17,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
+use cedos_terminal::print_stdout;
 use serde::{Deserialize, Serialize};
 
 use crate::hostile::find_program;
@@ -161,11 +162,11 @@ pub fn run(options: &TunnelOptions) -> Result<()> {
         }
     }
     if options.json {
-        println!("{}", serde_json::to_string(&outcome)?);
+        print_stdout(&serde_json::to_string(&outcome)?);
         return Ok(());
     }
     for TunnelMissing { tunnel, why } in &outcome.missing {
-        println!("{}: not measured: {why}", tunnel.name());
+        print_stdout(&format!("{}: not measured: {why}", tunnel.name()));
     }
     Ok(())
 }
@@ -279,7 +280,7 @@ fn print_row(row: &TunnelRow) {
     let processes = row
         .tunnel_cpu_s_per_gb
         .map_or("-".to_owned(), |cpu_s| format!("{cpu_s:.2}"));
-    println!(
+    print_stdout(&format!(
         "{:<13} {:<4} {} TCP: {:6.2} Gb/s ({:.2} to {:.2}), CPU s/GB {:.2} (the tunnel's processes {processes}), {} segments again",
         row.tunnel.name(),
         row.direction.name(),
@@ -289,7 +290,7 @@ fn print_row(row: &TunnelRow) {
         row.gbps_highest,
         row.machine_cpu_s_per_gb,
         row.retransmits,
-    );
+    ));
 }
 
 /// The time in which this machine's cores were busy, in seconds.

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use cedos_lab_scenario::TextTable;
+use cedos_terminal::print_stdout;
 use d2tp_driver::{Device, DeviceOptions, EndpointConfig, SecretKey, ServerAddress};
 use serde::Serialize;
 use tokio::io::AsyncReadExt;
@@ -131,8 +132,8 @@ pub fn run(options: &WorkerOptions) -> Result<()> {
         rows: rows.collect(),
     };
     match options.json {
-        true => println!("{}", serde_json::to_string(&all)?),
-        false => println!("{}", table(&all)),
+        true => print_stdout(&serde_json::to_string(&all)?),
+        false => print_stdout(&table(&all)),
     }
     Ok(())
 }
