@@ -271,6 +271,27 @@ mod tests {
     }
 
     #[test]
+    fn root_uses_no_file_and_no_folder_of_a_real_other_user() {
+        if !geteuid().is_root() {
+            return eprintln!("skipped: only root gives files away");
+        }
+        let root = tempfile::tempdir().unwrap();
+        let path = |name: &str| root.path().join(name);
+        std::fs::write(path("a.part"), "theirs").unwrap();
+        std::fs::create_dir(path("folder")).unwrap();
+        for name in ["a.part", "folder"] {
+            std::os::unix::fs::chown(path(name), Some(65534), None).unwrap();
+        }
+        assert!(refusal(&path("a.part")).contains("of another user"));
+        assert!(read(&path("a.part")).is_err());
+        let error = OwnFolder::open_or_create(&path("folder")).unwrap_err();
+        assert!(error.to_string().contains("of another user"), "{error}");
+        // What replaces it is ours.
+        replace(&path("a.part"), b"ours").unwrap();
+        assert_eq!(read(&path("a.part")).unwrap(), b"ours");
+    }
+
+    #[test]
     fn files_of_a_folder_stay_in_it_when_something_else_takes_its_name() {
         let root = tempfile::tempdir().unwrap();
         let path = |name: &str| root.path().join(name);
