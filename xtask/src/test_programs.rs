@@ -133,7 +133,7 @@ impl TestProgram {
     }
 }
 
-/// Builds an example by these arguments of cargo; returns the path of its program.
+/// Builds an example or another program by these arguments of cargo; returns its path.
 pub fn example(name: &str, arguments: &[&str]) -> Result<PathBuf> {
     let output = cargo(arguments.iter().copied())
         .args(["--message-format", "json-render-diagnostics"])
@@ -147,7 +147,7 @@ pub fn example(name: &str, arguments: &[&str]) -> Result<PathBuf> {
         .filter(|message| message["target"]["name"] == name);
     programs
         .find_map(|message| message["executable"].as_str().map(PathBuf::from))
-        .with_context(|| format!("the example {name} was not built"))
+        .with_context(|| format!("the program {name} was not built"))
 }
 
 /// Builds the test programs that these arguments of `cargo test` select; `None` when that fails.

@@ -13,7 +13,6 @@ use super::bounded_command::run_within;
 use super::night_context::NightContext;
 use super::night_report::NightPart;
 use crate::repository::root;
-use crate::seeds::TEST_PROGRAMS;
 use crate::test_programs;
 
 /// Builds the programs optimised.
@@ -25,10 +24,10 @@ const OPTIMISED: [&str; 8] = [
     "-p",
     "cedos",
     "-p",
-    "cedos-lab",
+    BENCH,
 ];
-/// The program that has the bench.
-const PROGRAM: &str = "cedos-lab";
+/// The program of the bench, which starts the proxy that is beside it.
+const BENCH: &str = "cedos-bench";
 /// The number of kinds, by which the time is divided.
 const KINDS: f64 = 18.0;
 /// What a kind takes beside its attack, and the times before and after it that are as long together: in seconds.
@@ -45,15 +44,17 @@ pub fn run(context: &NightContext, budget: Duration) -> Result<NightPart> {
             "only root can limit the memory of the proxy by a control group",
         ));
     }
-    let arguments: &[&str] = match context.is_long {
-        true => &OPTIMISED,
-        false => &TEST_PROGRAMS,
-    };
-    let program = test_programs::example(PROGRAM, arguments)?;
+    // The bound has room for the program, and one that is built for the tests is three times as large.
+    if !context.is_long {
+        return Ok(NightPart::skipped(
+            "there is no time to build the proxy optimised, as its bound of memory asks",
+        ));
+    }
+    let program = test_programs::example(BENCH, &OPTIMISED)?;
     let attack_s = attack_s(budget);
     let mut bench = Command::new(program);
     bench
-        .args(["bench", "hostile", "--json"])
+        .args(["hostile", "--json"])
         .args(["--attack-s", &attack_s.to_string()])
         .current_dir(root());
     let ended = run_within(&mut bench, budget + GRACE)?;
