@@ -45,7 +45,7 @@ pub fn key_share(half: u8) -> Frame<'static> {
 pub struct HybridOffer {
     /// The name of the session secret that the peer says it has.
     pub secret: Option<[u8; SECRET_ID_BYTES]>,
-    /// Whether it asks that nothing of flows is sent before the keys are in force.
+    /// Whether the peer asks that nothing of flows is sent before the keys are in force.
     pub required: bool,
 }
 

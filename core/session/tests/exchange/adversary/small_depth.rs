@@ -138,7 +138,7 @@ pub(super) enum Start {
     Asleep,
     /// A session with such a flow in which half of the attacker's key of ML-KEM arrived.
     HybridPending,
-    /// Such a session in which nothing of flows may be sent before the hybrid keys.
+    /// A session with half of that key, in which nothing of flows may be sent before the hybrid keys.
     HybridRequired,
     /// A session with such a flow, and a session secret, that the server has let sleep.
     HybridAsleep,
