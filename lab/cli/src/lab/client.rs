@@ -307,10 +307,11 @@ fn transfer_by_curl(command: &mut Command, direction: Direction, url: &str, file
 
 /// The HTTP proxy that the lab's networks may have, in the form of the user's settings.
 fn http_proxy_setting(scenario: &Scenario) -> String {
+    if !scenario.has_http_proxy() {
+        return String::new();
+    }
     let address = format!("http://{}:{}", plan::ORIGIN_V4, plan::HTTP_PROXY_PORT);
-    let told = scenario.has_http_proxy();
-    told.then(|| format!("[proxy]\nhttp = \"{address}\"\n"))
-        .unwrap_or_default()
+    format!("[proxy]\nhttp = \"{address}\"\n")
 }
 
 /// The cost classes of the lab's links, in the form of the user's settings.
