@@ -209,7 +209,7 @@ impl Rogue {
         let mut rest = payload;
         if let Some(offer) = self.hybrid {
             let (fields, trailer) = rest.split_at_mut(rest.len() - HYBRID_TRAILER_BYTES);
-            trailer[0] = u8::from(offer.secret.is_some()) | 2 * u8::from(offer.required);
+            trailer[0] = u8::from(offer.secret.is_some()) | (2 * u8::from(offer.required));
             trailer[1..].copy_from_slice(&offer.secret.unwrap_or_default());
             rest = fields;
         }
