@@ -33,8 +33,14 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, oneshot};
 
-/// Bytes of a growing copy between two syncs, which a crash of the machine may cost to fetch again.
+/// The least bytes of a growing copy between two syncs. Without them only a crash of the machine, not one of the process,
+/// has them fetched again.
 pub(crate) const SYNC_EVERY_BYTES: u64 = 64 << 20; // a guess
+/// The least time between two syncs of a growing copy, and from its beginning to the first: what is read as fast as it
+/// arrives is gone again before the disk has seen it. Where nodes share copies there is none.
+pub(crate) const SYNC_PAUSE: Duration = Duration::from_secs(5); // a guess
+/// How long a complete copy waits for its sync, where nodes do not share it: a copy that was read is gone by then.
+pub(crate) const WHOLE_SYNC_DELAY: Duration = Duration::from_secs(1); // a guess
 /// How long records are collected before they are written together.
 const GATHER: Duration = Duration::from_millis(10); // a guess
 /// How long to wait after a failed write of the journal.
@@ -179,6 +185,11 @@ fn id_of(name: &[u8]) -> Option<u64> {
 }
 
 impl CopyStore {
+    /// Whether other nodes continue copies of this one.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.shared.is_some() || self.bucket.get().is_some()
+    }
+
     /// Opens the store; its writer task runs as long as the handle lives. Must be called on a runtime.
     pub(crate) fn open(dir: &Path, journal: Arc<dyn RecordStore>) -> io::Result<Arc<CopyStore>> {
         let copies = dir.join("copies");

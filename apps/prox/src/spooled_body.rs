@@ -22,6 +22,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use d2tp_driver::HostKey;
@@ -95,6 +96,8 @@ struct SpoolState {
     waiting: HashMap<(usize, usize), Waker>,
     /// Bytes of a named file for which a sync was requested.
     synced: u64,
+    /// When that was, or when the object began.
+    synced_at: Instant,
     /// Whether the copy store knows that the object is complete.
     noted: bool,
     /// Bytes of which the bucket of copies knows.
@@ -167,6 +170,7 @@ impl SpooledBody {
             status: SpoolStatus::Growing,
             waiting: HashMap::new(),
             synced: 0,
+            synced_at: Instant::now(),
             noted: false,
             in_bucket: 0,
             stays: false,
@@ -196,7 +200,7 @@ impl SpooledBody {
             .map_err(|error| SpoolError::Disk(io::Error::other(error)))?
             .map_err(SpoolError::Disk)?;
         self.wake();
-        self.sync();
+        self.sync_growing();
         self.send_to_bucket();
         Ok(())
     }
@@ -208,7 +212,7 @@ impl SpooledBody {
         state.total = Some(state.len);
         drop(state);
         self.wake();
-        self.sync();
+        self.sync_complete();
         self.send_to_bucket();
     }
 

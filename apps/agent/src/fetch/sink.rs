@@ -23,6 +23,9 @@ pub const OVERLAP_BYTES_MAX: usize = 16 * 1024; // a guess
 /// The interval between checkpoints of a part: what a power failure may cost to fetch again.
 const CHECKPOINT_EVERY: Duration = Duration::from_secs(2); // a guess
 
+/// The bytes between checkpoints where they come faster: what the disk has already need not be waited for at the end.
+const CHECKPOINT_BYTES: u64 = 64 << 20; // a guess
+
 /// How soon the first bytes are made durable: players and other apps have none before.
 const CHECKPOINT_FIRST: Duration = Duration::from_millis(250); // a guess: small files are whole by then
 
@@ -34,6 +37,8 @@ enum SinkTarget {
         partial: PartialFile,
         checkpoint: Option<JoinHandle<io::Result<u64>>>,
         last: BootInstant,
+        /// The length of the part at the last checkpoint.
+        covered: u64,
     },
     Output(Box<dyn Write + Send>),
 }
@@ -95,6 +100,7 @@ impl DownloadSink {
                 partial,
                 checkpoint: None,
                 last: BootInstant::now(),
+                covered: 0,
             },
         })
     }
@@ -181,6 +187,7 @@ impl DownloadSink {
             partial,
             checkpoint,
             last,
+            covered,
         } = &mut self.place
         else {
             return Ok(());
@@ -202,8 +209,10 @@ impl DownloadSink {
             0 => CHECKPOINT_FIRST,
             _ => CHECKPOINT_EVERY,
         };
-        if self.length > self.note.durable_bytes && now.since(*last) >= interval {
-            *last = now;
+        let is_due =
+            now.since(*last) >= interval || self.length >= covered.saturating_add(CHECKPOINT_BYTES);
+        if self.length > self.note.durable_bytes && is_due {
+            (*last, *covered) = (now, self.length);
             let work = partial.checkpoint(all).map_err(|e| failed(&e))?;
             *checkpoint = Some(tokio::task::spawn_blocking(work));
         }

@@ -5,13 +5,16 @@ use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 use d2tp_driver::HostKey;
 use parking_lot::Mutex;
 
 use super::{SpoolState, SpoolStatus, SpoolStorage, SpooledBody};
 use crate::copy_bucket::PART_BYTES;
-use crate::copy_store::{CopyStore, SYNC_EVERY_BYTES, StoredProgress};
+use crate::copy_store::{
+    CopyStore, SYNC_EVERY_BYTES, SYNC_PAUSE, StoredProgress, WHOLE_SYNC_DELAY,
+};
 use crate::quota_ledger::QuotaLedger;
 use d2tp_driver::ResetCause;
 
@@ -55,6 +58,7 @@ impl SpooledBody {
             },
             waiting: HashMap::new(),
             synced: found.have,
+            synced_at: Instant::now(),
             noted: found.whole,
             in_bucket: 0,
             stays: false,
@@ -109,17 +113,45 @@ impl SpooledBody {
         }
     }
 
-    /// Syncs a named file and records it, if it is time.
-    pub(super) fn sync(self: &Arc<SpooledBody>) {
+    /// Syncs a named file that grows and records it, if it is time.
+    pub(super) fn sync_growing(self: &Arc<SpooledBody>) {
+        let Some(home) = &self.named_file else {
+            return;
+        };
+        let state = self.state.lock();
+        let is_due = home.copy_store.is_shared() || state.synced_at.elapsed() >= SYNC_PAUSE;
+        if is_due && state.len >= state.synced + SYNC_EVERY_BYTES {
+            drop(state);
+            self.sync();
+        }
+    }
+
+    /// Syncs a named file that is complete and records it, unless the object is removed at once.
+    pub(super) fn sync_complete(self: &Arc<SpooledBody>) {
+        let Some(home) = &self.named_file else {
+            return;
+        };
+        if home.copy_store.is_shared() {
+            return self.sync();
+        }
+        let body = Arc::downgrade(self);
+        tokio::spawn(async move {
+            tokio::time::sleep(WHOLE_SYNC_DELAY).await;
+            if let Some(body) = body.upgrade() {
+                body.sync();
+            }
+        });
+    }
+
+    /// Syncs a named file and records it.
+    fn sync(self: &Arc<SpooledBody>) {
         let Some(home) = self.named_file.clone() else {
             return;
         };
         let mut state = self.state.lock();
         let whole = state.status == SpoolStatus::Complete;
-        if !whole && state.len < state.synced + SYNC_EVERY_BYTES {
-            return;
-        }
         state.synced = state.len;
+        state.synced_at = Instant::now();
         let len = state.len;
         let SpoolStorage::Disk(file) = &state.store else {
             return;
@@ -198,6 +230,7 @@ impl SpooledBody {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
     use std::sync::{Weak, mpsc};
     use std::time::Duration;
 
@@ -242,20 +275,51 @@ mod tests {
         })
     }
 
-    #[tokio::test]
-    async fn a_copy_whose_record_is_made_after_its_flow_slept_leaves_memory_then() {
-        let dir = tempfile::tempdir().unwrap();
-        let journal = Arc::new(Journal::open(&dir.path().join("journal")).unwrap());
-        let copy_store = CopyStore::open(dir.path(), journal).unwrap();
-        let hibernated = Arc::<HibernatedCopies>::default();
-        hibernated.follow_records(&copy_store);
+    fn open_store(dir: &Path) -> Arc<CopyStore> {
+        let journal = Arc::new(Journal::open(&dir.join("journal")).unwrap());
+        CopyStore::open(dir, journal).unwrap()
+    }
+
+    /// An empty copy with the id 1 in a file of its own.
+    fn named_body(dir: &Path, copy_store: Arc<CopyStore>) -> Arc<SpooledBody> {
         let config = ProxConfig::default();
         let clients = Arc::new(ClientLimitTable::new(&config));
         let ledger = Arc::new(QuotaLedger::new(&config, clients, false));
         let home = SpoolFile { copy_store, id: 1 };
-        let state_dir = dir.path().to_owned();
-        let body = SpooledBody::new(ledger, [9; 32], state_dir, 0, None, Some(home));
-        let body = Arc::new(body.unwrap());
+        let body = SpooledBody::new(ledger, [9; 32], dir.to_owned(), 0, None, Some(home));
+        Arc::new(body.unwrap())
+    }
+
+    #[tokio::test]
+    async fn a_copy_that_is_read_as_it_arrives_is_removed_without_a_sync() {
+        let dir = tempfile::tempdir().unwrap();
+        let copy_store = open_store(dir.path());
+        let body = named_body(dir.path(), copy_store.clone());
+        let piece = vec![7; 8 << 20];
+        for _ in 0..=SYNC_EVERY_BYTES / piece.len() as u64 {
+            body.append(piece.clone().into()).await.unwrap();
+        }
+        body.finish();
+        assert_eq!(body.state.lock().synced, 0);
+        drop(body);
+        // sleep: that nothing happens is the subject
+        tokio::time::sleep(WHOLE_SYNC_DELAY * 2).await;
+        assert_eq!(copy_store.progress(1).synced, 0);
+
+        let kept = named_body(dir.path(), copy_store.clone());
+        kept.append(vec![7; 1_000].into()).await.unwrap();
+        kept.finish();
+        until("it is synced", || copy_store.progress(1).whole).await;
+        assert_eq!(copy_store.progress(1).synced, 1_000);
+    }
+
+    #[tokio::test]
+    async fn a_copy_whose_record_is_made_after_its_flow_slept_leaves_memory_then() {
+        let dir = tempfile::tempdir().unwrap();
+        let copy_store = open_store(dir.path());
+        let hibernated = Arc::<HibernatedCopies>::default();
+        hibernated.follow_records(&copy_store);
+        let body = named_body(dir.path(), copy_store);
         hibernated.add_flow(copy_of(1, &body));
         body.finish();
         hibernated.unload(1);
@@ -274,16 +338,8 @@ mod tests {
                 .build()
                 .unwrap();
             runtime.block_on(async {
-                let journal = Arc::new(Journal::open(&dir.path().join("journal")).unwrap());
-                let copy_store = CopyStore::open(dir.path(), journal).unwrap();
-                let config = ProxConfig::default();
-                let clients = Arc::new(ClientLimitTable::new(&config));
-                let ledger = Arc::new(QuotaLedger::new(&config, clients, false));
-                let home = SpoolFile { copy_store, id: 1 };
-                let state_dir = dir.path().to_owned();
-                let body = SpooledBody::new(ledger, [9; 32], state_dir, 0, None, Some(home));
                 // The journal's task does not run again before the runtime ends.
-                Arc::new(body.unwrap()).finish();
+                named_body(dir.path(), open_store(dir.path())).sync();
             });
             drop(runtime);
             tell.send(()).unwrap();
