@@ -3,15 +3,16 @@
 //!
 //! ```text
 //!  by_peer hash(peer) ─▶ places of its sessions ┐
-//!  due     (second, place), earliest first      ┼─▶ slots[place]: record, since when, until when
+//!  due     (second, place), earliest first      ┼─▶ slots[place]: since when, until when ─▶ record (record_log.rs)
 //! ```
 //!
 //! There may be a million of them, so nothing is stored twice. The key is read from the start of
-//! the record, the totals of a client are counted on demand, and one ordered set replaces a timer
+//! the record, the totals of a client are counted on demand, and one queue replaces a timer
 //! for each flow. A client has at most a thousand sessions (R-QUOTA-1), so visiting all of them
 //! costs a fraction of a handshake.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 use std::num::NonZeroU32;
 
 use d2tp_seal::PublicKey;
@@ -21,6 +22,10 @@ use hashbrown::HashTable;
 use slab::Slab;
 
 use crate::record::{FlowRecord, SessionRecord};
+use crate::record_log::{RecordLog, RecordPlace};
+
+/// The most entries of what is not due any more, beside as many as there are others.
+const STALE_MAX: usize = 64;
 
 /// The most hibernated sessions handled in one call. The others are handled in the next one.
 const DUE_PER_CALL: usize = 1_000;
@@ -48,9 +53,9 @@ impl HibernatedExpiry {
     }
 }
 
-/// A hibernated session: its record and its times.
-pub(crate) struct HibernatedSession {
-    record: Box<[u8]>,
+/// The slot of a hibernated session: its times, and the place of its record.
+pub(crate) struct HibernatedSlot {
+    record: RecordPlace,
     /// When the record was made; [`Time::NEVER`] if that is not known.
     since: Time,
     /// When the session's first deadline passes, in seconds; `None` if that is unknown or
@@ -59,22 +64,36 @@ pub(crate) struct HibernatedSession {
     flows: u32,
 }
 
-impl HibernatedSession {
+impl HibernatedSlot {
     /// How many flows the session is charged for (R-QUOTA-2).
     pub(crate) fn flows(&self) -> usize {
         self.flows as usize
     }
+}
+
+/// A hibernated session, with its encoded record.
+#[derive(Clone, Copy)]
+pub(crate) struct HibernatedSession<'a> {
+    slot: &'a HibernatedSlot,
+    record: &'a [u8],
+}
+
+impl HibernatedSession<'_> {
+    /// How many flows the session is charged for (R-QUOTA-2).
+    pub(crate) fn flows(&self) -> usize {
+        self.slot.flows()
+    }
 
     /// Decodes the record as it was made.
     pub(crate) fn decode(&self) -> Option<SessionRecord> {
-        SessionRecord::decode(&self.record).ok()
+        SessionRecord::decode(self.record).ok()
     }
 
     /// Decodes the record with deadlines as of now.
     pub(crate) fn record_at(&self, now: Time) -> Option<SessionRecord> {
         let mut record = self.decode()?;
         // R-DEADLINE-3: deadlines approach while their session hibernates.
-        let slept = now.since(self.since);
+        let slept = now.since(self.slot.since);
         for flow in &mut record.flows {
             flow.deadline_left = flow.deadline_left.map(|l| l.saturating_sub(slept));
         }
@@ -86,11 +105,16 @@ impl HibernatedSession {
 /// All hibernated sessions.
 #[derive(Default)]
 pub(crate) struct HibernatedSessions {
-    slots: Slab<HibernatedSession>,
+    slots: Slab<HibernatedSlot>,
+    records: RecordLog,
     by_peer: HashTable<u32>,
     /// A salt for the hash, so that peers cannot choose keys that collide.
     salt: [u64; 2],
-    due: BTreeSet<(NonZeroU32, u32)>,
+    /// When sessions are due, in one piece of memory. An entry counts while its slot has the same second; the first one
+    /// always does.
+    due: BinaryHeap<Reverse<(NonZeroU32, u32)>>,
+    /// The number of slots that are due at some time.
+    due_slots: usize,
     lapsed: VecDeque<HibernatedExpiry>,
 }
 
@@ -136,21 +160,29 @@ impl HibernatedSessions {
         self.slots.len()
     }
 
+    fn at(&self, place: u32) -> HibernatedSession<'_> {
+        let slot = &self.slots[place as usize];
+        HibernatedSession {
+            slot,
+            record: self.records.get(slot.record),
+        }
+    }
+
     fn place(&self, key: &InstanceKey) -> Option<u32> {
         let bytes = key_bytes(key);
-        let same = |place: &u32| key_of(&self.slots[*place as usize].record) == Some(&bytes[..]);
+        let same = |place: &u32| key_of(self.at(*place).record) == Some(&bytes[..]);
         self.by_peer.find(hash(self.salt, &key.0.0), same).copied()
     }
 
     /// Sessions of this peer.
-    fn of<'a>(&'a self, peer: &'a PublicKey) -> impl Iterator<Item = &'a HibernatedSession> {
+    fn of<'a>(&'a self, peer: &'a PublicKey) -> impl Iterator<Item = HibernatedSession<'a>> {
         let places = self.by_peer.iter_hash(hash(self.salt, &peer.0));
-        let all = places.map(|place| &self.slots[*place as usize]);
-        all.filter(|asleep| peer_of(&asleep.record) == Some(&peer.0[..]))
+        let all = places.map(|place| self.at(*place));
+        all.filter(|asleep| peer_of(asleep.record) == Some(&peer.0[..]))
     }
 
-    pub(crate) fn get(&self, key: &InstanceKey) -> Option<&HibernatedSession> {
-        self.place(key).map(|place| &self.slots[place as usize])
+    pub(crate) fn get(&self, key: &InstanceKey) -> Option<HibernatedSession<'_>> {
+        self.place(key).map(|place| self.at(place))
     }
 
     pub(crate) fn contains(&self, key: &InstanceKey) -> bool {
@@ -164,34 +196,36 @@ impl HibernatedSessions {
 
     /// Flows of all sessions of this peer.
     pub(crate) fn flows_of(&self, peer: &PublicKey) -> usize {
-        self.of(peer).map(HibernatedSession::flows).sum()
+        self.of(peer).map(|asleep| asleep.flows()).sum()
     }
 
     /// Adds a session with the encoded record `bytes`. `absence`: how long a session without deadlines
-    /// is kept. Returns the previous record.
+    /// is kept. Returns the slot of the previous record.
     pub(crate) fn insert(
         &mut self,
         key: InstanceKey,
         record: &SessionRecord,
-        bytes: Box<[u8]>,
+        bytes: &[u8],
         since: Option<Time>,
         absence: Span,
-    ) -> Option<HibernatedSession> {
+    ) -> Option<HibernatedSlot> {
         let before = self.remove(&key);
         let due_s = since.map(|since| second(ends_at(record, since, absence)));
-        let asleep = HibernatedSession {
-            record: bytes,
+        let entry = self.slots.vacant_entry();
+        let place = entry.key() as u32;
+        entry.insert(HibernatedSlot {
+            record: self.records.insert(place, bytes),
             since: since.unwrap_or(Time::NEVER),
             due_s,
             flows: record.flows.len() as u32,
-        };
-        let place = self.slots.insert(asleep) as u32;
+        });
         if let Some(due_s) = due_s {
-            self.due.insert((due_s, place));
+            self.due.push(Reverse((due_s, place)));
+            self.due_slots += 1;
         }
-        let (slots, salt) = (&self.slots, self.salt);
+        let (slots, records, salt) = (&self.slots, &self.records, self.salt);
         let again = |place: &u32| {
-            let record = &slots[*place as usize].record;
+            let record = records.get(slots[*place as usize].record);
             hash(salt, peer_of(record).unwrap_or_default())
         };
         let hashed = hash(salt, &key.0.0);
@@ -203,28 +237,54 @@ impl HibernatedSessions {
     /// again.
     pub(crate) fn suspend_expiry(&mut self, key: &InstanceKey) {
         if let Some(place) = self.place(key)
-            && let Some(due_s) = self.slots[place as usize].due_s.take()
+            && self.slots[place as usize].due_s.take().is_some()
         {
-            self.due.remove(&(due_s, place));
+            self.due_slots -= 1;
+            self.drop_stale();
         }
     }
 
-    pub(crate) fn remove(&mut self, key: &InstanceKey) -> Option<HibernatedSession> {
+    /// Removes entries of what is not due any more: those at the front, and all once they are most.
+    fn drop_stale(&mut self) {
+        let slots = &self.slots;
+        let is_due = |(due_s, place): &(NonZeroU32, u32)| {
+            let slot = slots.get(*place as usize);
+            slot.is_some_and(|slot| slot.due_s == Some(*due_s))
+        };
+        while self.due.peek().is_some_and(|Reverse(entry)| !is_due(entry)) {
+            self.due.pop();
+        }
+        if self.due.len() > 2 * self.due_slots + STALE_MAX {
+            let mut due = std::mem::take(&mut self.due).into_vec();
+            due.retain(|Reverse(entry)| is_due(entry));
+            due.sort_unstable();
+            due.dedup();
+            self.due = due.into();
+        }
+    }
+
+    pub(crate) fn remove(&mut self, key: &InstanceKey) -> Option<HibernatedSlot> {
         let place = self.place(key)?;
         let hashed = hash(self.salt, &key.0.0);
         if let Ok(entry) = self.by_peer.find_entry(hashed, |p| *p == place) {
             entry.remove();
         }
-        let asleep = self.slots.remove(place as usize);
-        if let Some(due_s) = asleep.due_s {
-            self.due.remove(&(due_s, place));
+        let slot = self.slots.remove(place as usize);
+        let slots = &mut self.slots;
+        self.records.remove(slot.record, |place, record| {
+            slots[place as usize].record = record;
+        });
+        if slot.due_s.is_some() {
+            self.due_slots -= 1;
+            self.drop_stale();
         }
-        Some(asleep)
+        Some(slot)
     }
 
     /// When [`HibernatedSessions::expire`] has something to do.
     pub(crate) fn next_timeout(&self) -> Time {
-        self.due.first().map_or(Time::NEVER, |(s, _)| start_of(*s))
+        let first = self.due.peek();
+        first.map_or(Time::NEVER, |Reverse((second, _))| start_of(*second))
     }
 
     // R-DEADLINE-3
@@ -233,14 +293,14 @@ impl HibernatedSessions {
     pub(crate) fn expire(&mut self, now: Time, absence: Span) -> Vec<(PublicKey, usize, usize)> {
         let mut fewer = Vec::new();
         for _ in 0..DUE_PER_CALL {
-            let Some((due_s, place)) = self.due.first().copied() else {
+            let Some(Reverse((due_s, place))) = self.due.peek().copied() else {
                 break;
             };
             if start_of(due_s) > now {
                 break;
             }
-            let asleep = &self.slots[place as usize];
-            let since = asleep.since;
+            let asleep = self.at(place);
+            let since = asleep.slot.since;
             let was = asleep.flows();
             let mut record = asleep.decode().expect("decoded when it came in");
             let key = (record.peer, record.instance);
@@ -259,8 +319,7 @@ impl HibernatedSessions {
                 self.remove(&key);
                 fewer.push((key.0, was, 0));
             } else {
-                let bytes = record.encode().into();
-                self.insert(key, &record, bytes, Some(since), absence);
+                self.insert(key, &record, &record.encode(), Some(since), absence);
                 fewer.push((key.0, was, record.flows.len()));
             }
         }
@@ -270,7 +329,7 @@ impl HibernatedSessions {
     /// Ends all sessions of this client. Returns how many flows each had.
     pub(crate) fn expire_client(&mut self, client: &PublicKey) -> Vec<usize> {
         let records: Vec<SessionRecord> = (self.of(client))
-            .filter_map(HibernatedSession::decode)
+            .filter_map(|asleep| asleep.decode())
             .collect();
         let ended = records.iter().map(|record| {
             let key = (record.peer, record.instance);
@@ -361,8 +420,7 @@ mod tests {
     }
 
     fn put(sleepers: &mut HibernatedSessions, n: u64, record: &SessionRecord, since: Option<Time>) {
-        let bytes = record.encode().into();
-        sleepers.insert(key(n), record, bytes, since, ABSENCE);
+        sleepers.insert(key(n), record, &record.encode(), since, ABSENCE);
     }
 
     fn at(s: u64) -> Time {
@@ -439,12 +497,12 @@ mod tests {
         put(&mut sleepers, 4, &with_deadlines, Some(at(0)));
         sleepers.suspend_expiry(&key(4));
         assert!(sleepers.expire(at(1_000_000), ABSENCE).is_empty());
-        assert_eq!(sleepers.get(&key(4)).map(HibernatedSession::flows), Some(2));
+        assert_eq!(sleepers.get(&key(4)).map(|asleep| asleep.flows()), Some(2));
         assert_eq!(sleepers.len_of(&key(4).0), 1);
         let before = sleepers.insert(
             key(4),
             &with_deadlines,
-            with_deadlines.encode().into(),
+            &with_deadlines.encode(),
             Some(at(0)),
             ABSENCE,
         );

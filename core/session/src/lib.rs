@@ -68,6 +68,7 @@ mod ranges;
 mod receive;
 mod recent_map;
 mod record;
+mod record_log;
 mod recovery;
 mod recv_half;
 mod relay;

@@ -44,7 +44,7 @@ impl Endpoint {
     /// # Errors
     /// The record is damaged, or not a server's.
     pub fn adopt(&mut self, record: &[u8]) -> Result<(), RecordError> {
-        self.take_in_record(None, &SessionRecord::decode(record)?, record.into())
+        self.take_in_record(None, &SessionRecord::decode(record)?, record)
     }
 
     /// Adds a record that its owner has read, as if it had been made now: its deadlines count from
@@ -53,14 +53,14 @@ impl Endpoint {
     /// # Errors
     /// The record is not a server's.
     pub fn adopt_at(&mut self, now: Time, record: &SessionRecord) -> Result<(), RecordError> {
-        self.take_in_record(Some(now), record, record.encode().into())
+        self.take_in_record(Some(now), record, &record.encode())
     }
 
     pub(super) fn take_in_record(
         &mut self,
         since: Option<Time>,
         record: &SessionRecord,
-        bytes: Box<[u8]>,
+        bytes: &[u8],
     ) -> Result<(), RecordError> {
         if record.role != Role::Responder {
             return Err(RecordError::Damaged);
@@ -138,7 +138,7 @@ impl Endpoint {
         let bytes = record.encode();
         self.drop_session(id);
         if role == Role::Responder {
-            self.insert_record(key, &record, bytes.clone().into(), Some(now));
+            self.insert_record(key, &record, &bytes, Some(now));
         }
         Ok(bytes)
     }
@@ -147,7 +147,7 @@ impl Endpoint {
         &mut self,
         key: InstanceKey,
         record: &SessionRecord,
-        bytes: Box<[u8]>,
+        bytes: &[u8],
         since: Option<Time>,
     ) {
         let absence = self.config.hibernated_age_max;
