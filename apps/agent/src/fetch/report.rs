@@ -316,10 +316,9 @@ pub fn human_bytes(bytes: u64) -> String {
     indicatif::DecimalBytes(bytes).to_string()
 }
 
-/// A probability for users.
+/// A forecast's probability for users. Nothing that is to come is certain.
 pub fn percent(p: f64) -> String {
     match (100.0 * p).round() {
-        _ if p >= 1.0 => "100 %".to_owned(),
         percent if percent >= 100.0 => "over 99 %".to_owned(),
         percent if percent < 1.0 => "under 1 %".to_owned(),
         percent => format!("{percent} %"),
@@ -331,7 +330,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_chance_is_certain_only_where_it_is() {
+    fn no_chance_is_certain() {
         let told = [0.0, 0.004, 0.005, 0.214, 0.996, 1.0].map(percent);
         let expected = [
             "under 1 %",
@@ -339,7 +338,7 @@ mod tests {
             "1 %",
             "21 %",
             "over 99 %",
-            "100 %",
+            "over 99 %",
         ];
         assert_eq!(told, expected);
     }

@@ -104,5 +104,17 @@ pub fn render(plan: &DryRunPlan) -> String {
             ),
         ),
     }
+    if let Some(probe) = &plan.probe {
+        let bytes = human_bytes(probe.bytes);
+        let when = match probe.is_certain {
+            true => ": free networks alone may miss the deadline",
+            false => ", if free networks turn out too slow for the deadline",
+        };
+        let link = &probe.link;
+        say(
+            "Measures",
+            format!("{link} with up to {bytes} of mobile data{when}"),
+        );
+    }
     lines.join("\n")
 }

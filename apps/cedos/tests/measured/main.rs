@@ -4,6 +4,7 @@
 mod dead_wifi;
 mod nearly_idle;
 mod one_budget;
+mod paid_probe;
 mod podcast_library;
 mod run_rests;
 mod slow_server;

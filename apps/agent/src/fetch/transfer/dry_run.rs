@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use d2tp_sched::{
-    ClientDecision, FREE_RATE_FIRST_BYTES_PER_S, Grant, LinkCandidate, LinkChoice, LinkClass,
-    SIZE_UNKNOWN_BYTES, SourceSupply, TransferDirection,
+    ClientDecision, CompletionEstimate, FREE_RATE_FIRST_BYTES_PER_S, Grant, LinkCandidate,
+    LinkChoice, LinkClass, PROBE_BYTES, SIZE_UNKNOWN_BYTES, SourceSupply, TransferDirection,
 };
 use serde::Serialize;
 use tokio::time::timeout;
@@ -68,8 +68,23 @@ pub struct DryRunPlan {
     pub deadline_s: Option<f64>,
     /// The estimate for the deadline.
     pub promise: Option<DeadlinePromise>,
+    /// The measurement of a metered link that the transfer would make, or might make; none if the
+    /// deadline is not in doubt.
+    pub probe: Option<DryRunProbe>,
     /// The assumptions of the estimate.
     pub forecast: DryRunForecast,
+}
+
+/// Mobile data that a transfer spends to learn how fast a metered link is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DryRunProbe {
+    /// Name of the metered link's network device.
+    pub link: String,
+    /// The most payload of one measurement.
+    pub bytes: u64,
+    /// Whether it would be made at once. Otherwise it is made if free links, which are not measured
+    /// yet, turn out to be too slow.
+    pub is_certain: bool,
 }
 
 /// The assumed capacity of links.
@@ -238,6 +253,29 @@ impl<'a> DryRun<'a> {
         }
     }
 
+    /// The measurement of a metered link that `grant`, or a doubt about free links, leads to.
+    fn probe(&self, candidates: &[LinkCandidate], grant: Grant) -> Option<DryRunProbe> {
+        let metered = |link: &&LinkCandidate| link.class == LinkClass::Metered;
+        let link = candidates.iter().find(metered)?.name.clone();
+        let left = self.control.metered_bytes_left().unwrap_or(u64::MAX);
+        let probe = |bytes: u64, is_certain| DryRunProbe {
+            link,
+            bytes: bytes.min(left),
+            is_certain,
+        };
+        let may_be_late = |promise: CompletionEstimate| promise.expected_metered_bytes > 0;
+        match grant {
+            Grant::Probe { bytes } => Some(probe(bytes, true)),
+            // How fast free links are is found out by the transfer itself.
+            Grant::None
+                if self.together && self.control.spending.promise().is_some_and(may_be_late) =>
+            {
+                Some(probe(PROBE_BYTES, false))
+            }
+            Grant::None | Grant::Path | Grant::Spend { .. } => None,
+        }
+    }
+
     fn forecast(&self, candidates: &[LinkCandidate], probe_bytes: u64) -> DryRunForecast {
         let left = self.progress.remaining();
         let free = candidates
@@ -245,7 +283,8 @@ impl<'a> DryRun<'a> {
             .filter(|link| link.class == LinkClass::Free);
         let rates = free.map(|link| link.rate_bytes_per_s.unwrap_or(FREE_RATE_FIRST_BYTES_PER_S));
         let rate = match self.together {
-            true => rates.sum(),
+            // A sum of nothing is -0.
+            true => rates.fold(0.0, |sum, rate| sum + rate),
             false => rates.fold(0.0, f64::max),
         };
         let remaining_bytes = left.unwrap_or(SIZE_UNKNOWN_BYTES);
@@ -262,7 +301,7 @@ impl<'a> DryRun<'a> {
             metered_bytes_expected: paid
                 .map_or(0, |p| p.expected_metered_bytes)
                 .max(probe_bytes),
-            metered_bytes_worst: paid.map_or(0, |p| p.most_metered_bytes),
+            metered_bytes_worst: paid.map_or(0, |p| p.most_metered_bytes).max(probe_bytes),
         }
     }
 
@@ -281,10 +320,9 @@ impl<'a> DryRun<'a> {
             }
         }
         let decision = self.choose(candidates);
-        let probe_bytes = match decision.grant {
-            Grant::Probe { bytes } => bytes,
-            Grant::None | Grant::Path | Grant::Spend { .. } => 0,
-        };
+        let probe = self.probe(candidates, decision.grant);
+        let certain = probe.as_ref().filter(|probe| probe.is_certain);
+        let probe_bytes = certain.map_or(0, |probe| probe.bytes);
         let (link, reason, why, unblocks) = match LinkWait::or_use(decision.choice) {
             Ok((index, _)) if candidates[index].name == NO_LINK => {
                 (Some(NO_LINK.to_owned()), None, NO_LINK_WHY.to_owned(), None)
@@ -319,6 +357,7 @@ impl<'a> DryRun<'a> {
             unblocks,
             deadline_s: control.time_left().map(|left| left.as_secs_f64()),
             promise: control.promise(self.progress),
+            probe,
             forecast: self.forecast(candidates, probe_bytes),
         })
     }

@@ -185,11 +185,16 @@ impl<'a> ProxySource<'a> {
         if !waits {
             control.unblock();
         }
-        if let Grant::Probe { bytes } = decision.grant {
-            let metered = (candidates.iter()).find(|link| link.class == LinkClass::Metered);
-            let name = metered.map_or("a metered network", |link| &link.name);
-            control.reporter.note_probe(name, bytes);
-        }
+        let metered = (candidates.iter()).find(|link| link.class == LinkClass::Metered);
+        let probe = match (decision.grant, metered) {
+            (Grant::Probe { bytes }, Some(link)) => {
+                let left = control.metered_bytes_left().unwrap_or(u64::MAX);
+                Some((&*link.name, bytes.min(left)))
+            }
+            _ => None,
+        };
+        let spent = control.usage.metered_bytes();
+        control.reporter.note_probe(probe, spent);
         if self.flow.go_by(&decision, &candidates, control, progress) {
             self.session.links.on_grant_changed();
         }
@@ -207,6 +212,11 @@ impl<'a> ProxySource<'a> {
             }
             Ok((index, why)) => {
                 let chosen = &candidates[index];
+                if let Some(because) = &decision.pays_because
+                    && chosen.class == LinkClass::Free
+                {
+                    control.reporter.note_spending(because);
+                }
                 control.reporter.why =
                     self.why(decision.pays_because, chosen, why, control.refusal());
                 let answers = self.client.has_answering_path();

@@ -9,7 +9,7 @@ use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::mode::FetchMode;
 use crate::fetch::outcome::TransferReason;
 use crate::fetch::report::{
-    DeadlinePromise, TransferEvent, TransferObserver, TransferReport, percent,
+    DeadlinePromise, TransferEvent, TransferObserver, TransferReport, human_bytes, percent,
 };
 
 /// The interval at which an agent repeats the reason for a wait, since the time left changes.
@@ -26,6 +26,9 @@ pub(super) struct TransferReporter<'a> {
     waiting: Option<(TransferReason, BootInstant)>,
     said_infeasible: bool,
     said_probe: bool,
+    said_spending: bool,
+    /// Whether a metered link is being measured.
+    is_probing: bool,
     /// The estimate when links had carried something for the first time.
     first_promise: Option<DeadlinePromise>,
     /// Why the current link is used, in words.
@@ -62,6 +65,8 @@ impl<'a> TransferReporter<'a> {
             waiting: None,
             said_infeasible: false,
             said_probe: false,
+            said_spending: false,
+            is_probing: false,
             first_promise: None,
             why: String::new(),
             node: None,
@@ -193,19 +198,32 @@ impl<'a> TransferReporter<'a> {
         self.bytes(progress, now, promise);
     }
 
-    /// Reports, once, that a metered link carries some bytes to be measured.
-    pub(super) fn note_probe(&mut self, link: &str, bytes: u64) {
-        if std::mem::replace(&mut self.said_probe, true) {
+    /// Reports, before each measurement, that a metered link carries some bytes to be measured, and
+    /// what was spent so far. `probe`: the link and the most bytes; none while nothing is measured.
+    pub(super) fn note_probe(&mut self, probe: Option<(&str, u64)>, spent_bytes: u64) {
+        let was_probing = std::mem::replace(&mut self.is_probing, probe.is_some());
+        let Some((link, bytes)) = probe.filter(|_| !was_probing) else {
             return;
-        }
+        };
         let kilobytes = bytes.div_ceil(1_000);
-        self.note(
-            None,
-            format!(
+        let text = match std::mem::replace(&mut self.said_probe, true) {
+            false => format!(
                 "measuring {link} with up to {kilobytes} kB of mobile data: free networks alone may miss the \
                  deadline"
             ),
-        );
+            true => format!(
+                "measuring {link} again with up to {kilobytes} kB of mobile data, after {} so far",
+                human_bytes(spent_bytes)
+            ),
+        };
+        self.note(None, text);
+    }
+
+    /// Reports, once, that metered links carry the transfer beside free ones, and why.
+    pub(super) fn note_spending(&mut self, because: &str) {
+        if !std::mem::replace(&mut self.said_spending, true) {
+            self.note(None, format!("using mobile data too: {because}"));
+        }
     }
 
     /// Reports once that the transfer will probably be late.
@@ -313,6 +331,38 @@ mod tests {
             wait(reporter, TransferReason::PathCost);
         });
         assert_eq!(told, ["waiting", "waiting", "progress", "waiting"]);
+    }
+
+    #[test]
+    fn each_measurement_of_a_metered_link_is_said_and_what_is_spent_once() {
+        #[derive(Default)]
+        struct Notes(Vec<String>);
+        impl TransferObserver for Notes {
+            fn on_event(&mut self, event: &TransferEvent) {
+                if let TransferEvent::Note { text, .. } = event {
+                    self.0.push(text.clone());
+                }
+            }
+        }
+        let mut notes = Notes::default();
+        let start = BootInstant::now();
+        let mut reporter = TransferReporter::new(&mut notes, FetchMode::ProxyFetch, start, false);
+        let probe = Some(("wwan0", 100_000));
+        for (probe, spent) in [(None, 0), (probe, 0), (probe, 60_000), (None, 100_000)] {
+            reporter.note_probe(probe, spent);
+        }
+        reporter.note_probe(probe, 100_000);
+        reporter.note_probe(probe, 100_000);
+        reporter.note_spending("free networks are slow");
+        reporter.note_spending("free networks are slow");
+        assert_eq!(
+            notes.0,
+            [
+                "measuring wwan0 with up to 100 kB of mobile data: free networks alone may miss the deadline",
+                "measuring wwan0 again with up to 100 kB of mobile data, after 100.00 kB so far",
+                "using mobile data too: free networks are slow",
+            ]
+        );
     }
 
     #[test]
