@@ -196,8 +196,11 @@ impl ProductVerb {
 /// What a program ends with: an error is printed after the words it was called by, and so is output that
 /// could not be written. A closed pipe is no error.
 pub fn exit_code(program: &str, result: anyhow::Result<ExitCode>) -> ExitCode {
+    let mut said = None;
     let code = result.unwrap_or_else(|error| {
-        print_stderr(&format!("{program}: {error:#}"));
+        let text = format!("{error:#}");
+        print_stderr(&format!("{program}: {text}"));
+        said = Some(text);
         match error.is::<SettingsError>() {
             true => ExitCode::from(2),
             false => ExitCode::FAILURE,
@@ -205,7 +208,10 @@ pub fn exit_code(program: &str, result: anyhow::Result<ExitCode>) -> ExitCode {
     });
     match stdout_result() {
         Err(error) => {
-            print_stderr(&format!("{program}: {error}"));
+            let text = error.to_string();
+            if said.as_ref() != Some(&text) {
+                print_stderr(&format!("{program}: {text}"));
+            }
             match code == ExitCode::SUCCESS {
                 true => ExitCode::FAILURE,
                 false => code,

@@ -65,7 +65,7 @@ pub struct BudgetArgs {
 enum BudgetVerb {
     /// Show it (the default)
     Show,
-    /// Set what a network costs
+    /// Set the limit, when a period begins, and what happens at the limit
     Set {
         /// Metered data in a period: 2G, or `none` for no limit
         #[arg(value_parser = parse_cap)]

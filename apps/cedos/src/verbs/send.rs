@@ -11,7 +11,8 @@ use std::time::Instant;
 use anyhow::Context;
 use cedos_agent::fetch::outcome::{TransferExit, TransferFailure};
 use cedos_agent::fetch::report::{DigestProgress, human_bytes};
-use cedos_terminal::{print_stderr, print_stdout};
+use cedos_terminal::{print_stderr, print_stdout, stdout_result};
+use cedos_text::RemoteText;
 use clap::Args;
 use d2tp_driver::{Admission, PublicKey};
 use sha2::{Digest, Sha256};
@@ -46,6 +47,10 @@ pub async fn run(args: SendArgs) -> ExitCode {
     let json = args.how.json;
     match send(args).await {
         Ok(()) => ExitCode::SUCCESS,
+        // Every verb says at its end that its output could not be written.
+        Err(failure) if stdout_result().is_err_and(|error| error.to_string() == failure.text) => {
+            failure.exit.into()
+        }
         Err(failure) => report_failure("send", &failure, json),
     }
 }
@@ -53,6 +58,8 @@ pub async fn run(args: SendArgs) -> ExitCode {
 async fn send(args: SendArgs) -> Result<(), TransferFailure> {
     let begun = Instant::now();
     let name = name_of(&args.file)?;
+    // A name may come from another host, as out of an archive.
+    let shown_name = RemoteText::new(&name);
     args.how.time_left()?;
     let places = args.how.meeting_places().await?;
     let session = args.how.connect(&places[0]).await?;
@@ -86,10 +93,15 @@ async fn send(args: SendArgs) -> Result<(), TransferFailure> {
         print_stdout(&event.to_string());
     } else {
         print_stderr(&format!(
-            "Sending {name} ({}). On the other device:",
+            "Sending {shown_name} ({}). On the other device:",
             human_bytes(bytes)
         ));
         print_stdout(&format!("cedos receive {code}"));
+    }
+    if let Err(error) = stdout_result() {
+        // Nobody knows the code.
+        session.device.close().await;
+        return Err(TransferFailure::error(error.to_string()));
     }
 
     let nobody = "nobody came for the file";
@@ -149,7 +161,7 @@ async fn send(args: SendArgs) -> Result<(), TransferFailure> {
                                        "exit": TransferExit::Done as u8});
         print_stdout(&event.to_string());
     } else {
-        print_stderr(&format!("{name}: the other device has all of it"));
+        print_stderr(&format!("{shown_name}: the other device has all of it"));
     }
     Ok(())
 }

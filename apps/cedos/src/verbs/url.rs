@@ -28,6 +28,7 @@ use cedos_agent::fetch::outcome::{TransferExit, TransferFailure};
 use cedos_agent::fetch::report::{human_bytes, link_label, print_stderr, print_stdout};
 use cedos_agent::stream::feed::StreamThreshold;
 use cedos_agent::stream::stream_service::{self, StreamOrder};
+use cedos_terminal::stdout_result;
 
 /// The time within which an agent stores what a stream holds.
 const END_MAX: Duration = Duration::from_secs(20); // a guess: a sync on a slow disk
@@ -161,6 +162,11 @@ pub async fn run(mut args: UrlArgs) -> ExitCode {
         let mut serving = ServedLinks::start(&args.urls, &args.stream, stopped).await?;
         if !args.stream.json {
             serving.links.iter().for_each(|link| print_stdout(link));
+        }
+        if stdout_result().is_err() {
+            // Nobody knows the link. What went wrong is said at the end of every verb.
+            serving.stop().await;
+            return Ok(TransferExit::Error);
         }
         serving.serve_until(std::future::pending::<()>()).await;
         serving.stop().await;

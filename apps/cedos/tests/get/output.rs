@@ -1,80 +1,314 @@
-//! What is printed: where it cannot be written, and where it holds another host's words.
+//! What is printed, and where it cannot be written.
 
 use std::fs::OpenOptions;
 use std::path::Path;
 use std::process::Stdio;
 
-use cedos_lab_rig::origin::{OriginReply, ReplyEnd, ScriptedOrigin, object, proper};
+use cedos_lab_rig::origin::{OriginReply, ReplyEnd, ScriptedOrigin, object, proper, reply};
 use cedos_lab_rig::program::{
-    AgentProcess, CedosRun, ProxyProcess, at_home, built, cedos, ended, run,
+    AgentProcess, ProxyProcess, at_home, built, cedos, ended, pid_of, run,
 };
-use tokio::io::AsyncReadExt;
-use tokio::process::Command;
+use cedos_lab_rig::wait::within;
+use clap::CommandFactory;
+use nix::sys::signal::{Signal, kill};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{Child, Command};
 
-/// The command lines of all verbs that print and end by themselves.
-fn printing_verbs(url: &str) -> Vec<Vec<String>> {
-    let words = |line: &str| line.split(' ').map(str::to_owned).collect();
-    [
-        "--help",
-        "--version",
-        "get --help",
-        "key show",
-        "key show --json",
-        "key gen",
-        "key gen --json",
-        "net",
-        "net --json",
-        "ls --json",
-        "budget",
-        "budget --json",
-        &format!("get {url} -o plan --dry-run"),
-        &format!("get {url} -o plan --dry-run --json"),
-        &format!("get {url} -o fetched --json"),
-    ]
-    .map(words)
-    .to_vec()
+/// The command lines of verbs that print and end by themselves, each of which can be repeated. `URL`, `PROX` and
+/// `STATE` are the server, the proxy, and the proxy's state directory.
+const PRINTING: [&str; 44] = [
+    "--help",
+    "--version",
+    "get --help",
+    "key show",
+    "key show --json",
+    "key gen",
+    "key gen --json",
+    "net",
+    "net ls --json",
+    "ls --json",
+    "budget",
+    "budget show --json",
+    "config",
+    "config show transfer.within",
+    "config show --json",
+    "config set transfer.within 2h --json",
+    "config unset transfer.within --json",
+    "config check",
+    "config check --json",
+    "doctor --no-prox --json",
+    "completions bash",
+    "vpn status",
+    "vpn status --json",
+    "get URL/a -o plan --dry-run",
+    "get URL/a -o plan --dry-run --json",
+    "get URL/a -o fetched --json",
+    "put file URL/a --prox PROX --json",
+    "sync URL/list/ mirror --json",
+    "prox invite --state-dir STATE",
+    "prox invite --list --state-dir STATE",
+    "prox client list --json --state-dir STATE",
+    "prox status --state-dir STATE",
+    "prox status --json --state-dir STATE",
+    "page",
+    "page --json",
+    "page --close --json",
+    "cast list --json",
+    "cast queue --json",
+    "cast log --json",
+    "cast apps",
+    "cast apps --json",
+    "cast opml export",
+    "browser install",
+    "browser remove --json",
+];
+
+/// The command lines of verbs that print a line, and then go on until they are stopped.
+const LASTING: [&str; 5] = [
+    "url URL/a --no-prox --alone",
+    "net watch",
+    "serve . --listen 127.0.0.1:0 --allow-any-client",
+    "send file --prox PROX",
+    "prox --key other.key --listen 127.0.0.1:0 --state-dir other",
+];
+
+/// The command lines of verbs about transfer 1, which the agent has: the exit codes where the disk is full, and where
+/// nobody reads. A verb that fails anyway keeps its code: 75 says that the transfer has not ended.
+const TRANSFERS: [(&str, i32, i32); 19] = [
+    ("pause 1", 1, 0),
+    ("ls", 1, 0),
+    ("ls --json", 1, 0),
+    ("status 1", 75, 75),
+    ("status 1 --json", 75, 75),
+    ("why 1", 1, 0),
+    ("why 1 --json", 1, 0),
+    ("edit 1 --priority 3", 1, 0),
+    ("edit 1 --priority 2 --json", 1, 0),
+    ("resume 1", 1, 0),
+    ("net ls", 1, 0),
+    ("budget set 2G", 1, 0),
+    ("budget show --json", 1, 0),
+    ("net set wifi:Train metered --json", 1, 0),
+    ("cancel 1", 1, 1),
+    ("retry 1", 1, 1),
+    ("cancel 1 --json", 1, 1),
+    ("wait 1 --json", 3, 3),
+    ("ls --clear", 1, 0),
+];
+
+/// The verbs that are not tried, by the beginnings of their command lines, and why.
+const NOT_TRIED: [(&str, &str); 24] = [
+    ("agent", "prints to standard error alone"),
+    ("bridge", "prints to standard error alone"),
+    ("play", "what its program prints is the program's"),
+    ("run", "what its program prints is the program's"),
+    ("vpn up", "prints to standard error alone"),
+    ("vpn down", "prints nothing"),
+    ("join", "an invitation works once"),
+    ("receive", "a code works once"),
+    ("config edit", "runs an editor"),
+    ("prox client show", "prints as `prox client list` does"),
+    ("prox client rename", "needs a client that has enrolled"),
+    ("prox client limit", "needs a client that has enrolled"),
+    ("prox client remove", "needs a client that has enrolled"),
+    ("prox feeds", "needs a feed"),
+    ("prox reload", "needs a proxy with settings"),
+    ("prox drain", "ends the proxy"),
+    ("cast add", "needs a feed, as the next verbs do"),
+    ("cast search", "needs a directory of podcasts"),
+    ("cast index", "needs a directory of podcasts"),
+    ("cast backup", "replaces no file, so it cannot be repeated"),
+    ("cast export", "writes to a file"),
+    ("cast opml import", "needs a feed"),
+    ("cast sync", "needs a server of the gpodder API"),
+    ("cast", "about channels: needs a feed"),
+];
+
+/// The product's command line, as `cedos` has it beside the verbs of the laboratory.
+#[derive(clap::Parser)]
+struct Product {
+    #[command(subcommand)]
+    _verb: cedos::ProductVerb,
 }
 
-async fn run_into(folder: &Path, words: &[String], agent: &AgentProcess, out: Stdio) -> CedosRun {
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let mut command = cedos(folder, &words);
-    // The rest of the verbs are as without an agent.
-    if words[0] == "ls" || words[0] == "budget" {
-        command.env("CEDOS_AGENT", &agent.socket);
+/// The command lines of all verbs that have no verbs below them, without arguments.
+fn all_verbs() -> Vec<String> {
+    fn collect(command: &clap::Command, before: &str, found: &mut Vec<String>) {
+        let verbs = command.get_subcommands();
+        for verb in verbs.filter(|verb| !verb.is_hide_set() && verb.get_name() != "help") {
+            let line = format!("{before}{}", verb.get_name());
+            if !verb.is_subcommand_required_set() {
+                found.push(line.clone());
+            }
+            collect(verb, &format!("{line} "), found);
+        }
     }
-    ended(command.stdout(out).spawn().expect("start")).await
+    let mut found = Vec::new();
+    collect(&Product::command(), "", &mut found);
+    found
 }
+
+fn begins(line: &str, verb: &str) -> bool {
+    line.strip_prefix(verb)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
+}
+
+#[test]
+fn every_verb_of_the_product_is_tried_where_its_output_cannot_be_written() {
+    let transfers = TRANSFERS.iter().map(|(line, ..)| *line);
+    let tried: Vec<&str> = PRINTING
+        .into_iter()
+        .chain(LASTING)
+        .chain(transfers)
+        .collect();
+    let verbs = all_verbs();
+    assert!(verbs.len() > 50, "{verbs:?}");
+    for verb in &verbs {
+        let is_tried = tried.iter().any(|line| begins(line, verb));
+        let why_not = NOT_TRIED.iter().any(|(start, _)| begins(verb, start));
+        assert!(
+            is_tried || why_not,
+            "`cedos {verb}` is not tried with an output that cannot be written"
+        );
+    }
+    for (start, why) in NOT_TRIED {
+        assert!(
+            verbs.iter().any(|verb| begins(verb, start)),
+            "there is no {start}: {why}"
+        );
+        // Of a verb with verbs below it some may be tried.
+        let is_tried = tried.iter().any(|line| begins(line, start));
+        assert!(
+            !is_tried || start.starts_with("cast"),
+            "{start} is tried: {why}"
+        );
+    }
+}
+
+/// What the verbs need: a server, a proxy, an agent, and files.
+struct Scene {
+    folder: tempfile::TempDir,
+    origin: ScriptedOrigin,
+    proxy: ProxyProcess,
+    agent: AgentProcess,
+}
+
+impl Scene {
+    async fn new() -> Scene {
+        let folder = tempfile::tempdir().expect("a folder");
+        let origin = ScriptedOrigin::play(|asked, mut stream| async move {
+            let answer = match (&*asked.method, &*asked.path) {
+                ("PUT", _) => {
+                    asked.body(&mut stream).await;
+                    reply("201 Created", &[("Content-Length", "0")], b"")
+                }
+                (_, "/list/") => reply("200 OK", &[], b"<html><a href=\"a\">a</a></html>"),
+                _ => proper(&asked, b"abc", "\"v1\""),
+            };
+            // A client that went away is its own affair.
+            let _ = stream.write_all(&answer).await;
+        });
+        std::fs::write(folder.path().join("file"), b"abc").expect("written");
+        let state = ["--state-dir", "state"];
+        Scene {
+            origin: origin.await,
+            proxy: ProxyProcess::start(folder.path(), "127.0.0.1:0", &state).await,
+            agent: AgentProcess::start(folder.path()).await,
+            folder,
+        }
+    }
+
+    fn words(&self, line: &str) -> Vec<String> {
+        let url = self.origin.url("");
+        let words = line.split(' ').map(|word| match word {
+            "PROX" => self.proxy.address.clone(),
+            "STATE" => "state".to_owned(),
+            word => word.replace("URL", &url),
+        });
+        words.collect()
+    }
+
+    /// Starts a command. Verbs that are not about what the agent has are as without one.
+    fn start(&self, line: &str, out: Stdio) -> Child {
+        let words = self.words(line);
+        let arguments: Vec<&str> = words.iter().map(String::as_str).collect();
+        let mut command = cedos(self.folder.path(), &arguments);
+        if ["ls", "budget", "page", "cast"].contains(&arguments[0]) {
+            command.env("CEDOS_AGENT", &self.agent.socket);
+        }
+        command.stdout(out).spawn().expect("start")
+    }
+
+    /// Prepares the next run of a verb that writes files.
+    fn tidy(&self) {
+        let _ = std::fs::remove_file(self.folder.path().join("fetched"));
+        let _ = std::fs::remove_dir_all(self.folder.path().join("mirror"));
+    }
+}
+
+fn full_disk() -> Stdio {
+    let full = OpenOptions::new().write(true).open("/dev/full");
+    full.expect("/dev/full").into()
+}
+
+/// A pipe that nobody reads.
+fn closed_pipe() -> Stdio {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    writer.into()
+}
+
+const FULL: &str = "cannot write to standard output: No space left";
 
 #[tokio::test]
 async fn a_full_disk_is_an_error_and_a_closed_pipe_is_none_for_every_verb_that_prints() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let body = "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc";
-    let origin = ScriptedOrigin::fixed(body).await;
-    let agent = AgentProcess::start(folder.path()).await;
-    let _ = run(folder.path(), &["key", "show"]).await;
-    for words in printing_verbs(&origin.url("/a")) {
-        if words[0] != "ls" {
-            let full = OpenOptions::new().write(true).open("/dev/full");
-            let full = Stdio::from(full.expect("/dev/full"));
-            let output = run_into(folder.path(), &words, &agent, full).await;
-            assert_eq!(output.code, 1, "{words:?}: {output:?}");
-            let said = "cannot write to standard output: No space left";
-            assert!(output.errors.contains(said), "{words:?}: {output:?}");
-            assert!(!output.errors.contains("panicked"), "{words:?}: {output:?}");
+    let scene = Scene::new().await;
+    for line in PRINTING {
+        // It says that there is none by its exit code.
+        let usual = i32::from(line.starts_with("vpn status"));
+        // What there is to list is known to the next test.
+        if line != "ls --json" {
+            let output = ended(scene.start(line, full_disk())).await;
+            assert_eq!(output.code, 1, "{line}: {output:?}");
+            assert_eq!(output.errors.matches(FULL).count(), 1, "{line}: {output:?}");
+            assert!(!output.errors.contains("panicked"), "{line}: {output:?}");
         }
-        let _ = std::fs::remove_file(folder.path().join("fetched"));
-
-        let (reader, writer) = std::io::pipe().expect("a pipe");
-        drop(reader);
-        let output = run_into(folder.path(), &words, &agent, writer.into()).await;
-        assert_eq!(output.code, 0, "{words:?}: {output:?}");
-        assert!(!output.errors.contains("panicked"), "{words:?}: {output:?}");
-        assert!(!output.errors.contains("pipe"), "{words:?}: {output:?}");
-        if words.iter().any(|word| word == "fetched") {
-            let fetched = std::fs::read(folder.path().join("fetched"));
+        scene.tidy();
+        let output = ended(scene.start(line, closed_pipe())).await;
+        assert_eq!(output.code, usual, "{line}: {output:?}");
+        assert!(!output.errors.contains("panicked"), "{line}: {output:?}");
+        assert!(!output.errors.contains("pipe"), "{line}: {output:?}");
+        if line.contains("fetched") {
+            let fetched = std::fs::read(scene.folder.path().join("fetched"));
             assert_eq!(fetched.expect("the file"), b"abc");
         }
-        let _ = std::fs::remove_file(folder.path().join("fetched"));
+        scene.tidy();
+    }
+}
+
+#[tokio::test]
+async fn a_verb_whose_only_line_is_lost_ends_and_one_whose_reader_has_read_it_goes_on() {
+    let scene = Scene::new().await;
+    run(scene.folder.path(), &["key", "gen", "-o", "other.key"]).await;
+    for line in LASTING {
+        let output = ended(scene.start(line, full_disk())).await;
+        assert_eq!(output.code, 1, "{line}: {output:?}");
+        assert_eq!(output.errors.matches(FULL).count(), 1, "{line}: {output:?}");
+        assert!(!output.errors.contains("panicked"), "{line}: {output:?}");
+
+        let mut child = scene.start(line, Stdio::piped());
+        let mut lines = BufReader::new(child.stdout.take().expect("its output")).lines();
+        within(lines.next_line())
+            .await
+            .expect("text")
+            .expect("a line");
+        drop(lines);
+        assert!(child.try_wait().expect("a child").is_none(), "{line} ended");
+        kill(pid_of(&child), Signal::SIGTERM).expect("send");
+        let output = within(child.wait_with_output()).await.expect("its output");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(!errors.contains("panicked"), "{line}: {errors}");
+        assert!(!errors.contains("pipe"), "{line}: {errors}");
     }
 }
 
@@ -93,35 +327,11 @@ async fn verbs_about_transfers_keep_their_exit_codes_when_nobody_reads_what_they
     };
     let get = format!("get --detach -o out {url}");
     assert_eq!(at_agent(&get, Stdio::piped()).await.code, 0);
-    // A verb that fails anyway keeps its code: 75 says that the transfer has not ended.
-    for (line, on_full_disk, on_closed_pipe) in [
-        ("pause 1", 1, 0),
-        ("ls", 1, 0),
-        ("ls --json", 1, 0),
-        ("status 1", 75, 75),
-        ("status 1 --json", 75, 75),
-        ("why 1", 1, 0),
-        ("why 1 --json", 1, 0),
-        ("edit 1 --priority 3", 1, 0),
-        ("edit 1 --priority 2 --json", 1, 0),
-        ("resume 1", 1, 0),
-        ("net ls", 1, 0),
-        ("budget set 2G", 1, 0),
-        ("budget show --json", 1, 0),
-        ("net set wifi:Train metered --json", 1, 0),
-        ("cancel 1", 1, 1),
-        ("retry 1", 1, 1),
-        ("cancel 1 --json", 1, 1),
-        ("ls --clear", 1, 0),
-    ] {
-        let full = OpenOptions::new().write(true).open("/dev/full");
-        let output = at_agent(line, full.expect("/dev/full").into()).await;
+    for (line, on_full_disk, on_closed_pipe) in TRANSFERS {
+        let output = at_agent(line, full_disk()).await;
         assert_eq!(output.code, on_full_disk, "{line}: {output:?}");
-        let said = "cannot write to standard output: No space left";
-        assert!(output.errors.contains(said), "{line}: {output:?}");
-        let (reader, writer) = std::io::pipe().expect("a pipe");
-        drop(reader);
-        let output = at_agent(line, writer.into()).await;
+        assert!(output.errors.contains(FULL), "{line}: {output:?}");
+        let output = at_agent(line, closed_pipe()).await;
         assert_eq!(output.code, on_closed_pipe, "{line}: {output:?}");
         assert!(!output.errors.contains("panicked"), "{line}: {output:?}");
         assert!(!output.errors.contains("pipe"), "{line}: {output:?}");
@@ -251,42 +461,6 @@ async fn what_is_said_before_a_bar_begins_has_a_line_of_its_own() {
         let deadline = texts.iter().find(|text| text.contains("Deadline:"));
         let deadline = deadline.unwrap_or_else(|| panic!("{printed:?}"));
         assert!(deadline.starts_with("Deadline:"), "{printed:?}");
-    }
-}
-
-/// Text that sets colours and the window's title, overwrites its line, hides a direction, and forges a line.
-const HOSTILE: &str = "\u{1b}[31mred\u{1b}]0;title\u{7}\rover\u{9b}1m\u{202e}txt\nFinished on time";
-
-#[track_caller]
-fn assert_clean(output: &CedosRun) {
-    let printed = [&output.output[..], output.errors.as_bytes()].concat();
-    let printed = String::from_utf8(printed).expect("text");
-    let raw = |c: char| c != '\n' && (c.is_control() || ('\u{202a}'..='\u{202e}').contains(&c));
-    assert!(!printed.contains(raw), "{printed:?}");
-    let forged = printed.lines().any(|line| line.starts_with("Finished"));
-    assert!(!forged, "{printed}");
-    assert!(
-        printed.contains("[31mred"),
-        "the words are shown: {printed}"
-    );
-}
-
-#[tokio::test]
-async fn no_words_of_an_origin_or_proxy_reach_the_terminal_as_they_came() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let proxy = ProxyProcess::start(folder.path(), "127.0.0.1:0", &[]).await;
-    std::fs::write(folder.path().join("file"), b"abc").expect("written");
-    let length = HOSTILE.len();
-    let refusal = |field: &str| {
-        format!("HTTP/1.1 409 Conflict\r\n{field}Content-Length: {length}\r\n\r\n{HOSTILE}")
-    };
-    let origin = ScriptedOrigin::fixed(refusal("")).await;
-    let url = origin.url("/a");
-    for json in [&[][..], &["--json"]] {
-        let put = ["put", "file", &url, "--prox", &proxy.address];
-        let output = run(folder.path(), &[&put[..], json].concat()).await;
-        assert_eq!(output.code, 1);
-        assert_clean(&output);
     }
 }
 
