@@ -614,39 +614,42 @@ pub(super) fn search_part() -> (u64, u64) {
     part.unwrap_or_else(|| panic!("{text} is no part of a search"))
 }
 
-fn search(seeds: std::ops::Range<u64>) {
-    let (mut with_keys, mut with_cookies, mut wakes) = (0, 0, 0);
-    let (mut with_hybrid_keys, mut relayed) = (0, 0);
-    for seed in seeds.clone() {
+/// What random walks have reached.
+#[derive(Debug, Default)]
+struct WalkCounts {
+    with_keys: u64,
+    with_hybrid_keys: u64,
+    with_cookies: u64,
+    wakes: u64,
+    relayed: u64,
+}
+
+fn search(seeds: std::ops::Range<u64>) -> WalkCounts {
+    let mut counts = WalkCounts::default();
+    for seed in seeds {
         let mut attacker = Attacker::new(seed);
         for _ in 0..STEPS {
             attacker.step();
         }
-        with_keys += u64::from(attacker.r.keys.is_some());
-        with_cookies += u64::from(!attacker.cookies.is_empty());
-        wakes += attacker.wakes;
-        with_hybrid_keys += u64::from(!attacker.r.session_secrets.is_empty());
-        relayed += attacker.relayed;
+        counts.with_keys += u64::from(attacker.r.keys.is_some());
+        counts.with_hybrid_keys += u64::from(!attacker.r.session_secrets.is_empty());
+        counts.with_cookies += u64::from(!attacker.cookies.is_empty());
+        counts.wakes += attacker.wakes;
+        counts.relayed += attacker.relayed;
     }
-    let walks = seeds.end - seeds.start;
-    assert!(
-        with_keys * 4 > walks,
-        "too few walks reach the keys: {with_keys} of {walks}"
-    );
-    assert!(
-        with_cookies * 8 > walks && wakes * 4 > walks,
-        "too few walks get cookies ({with_cookies}) or send WAKEs ({wakes}), of {walks}"
-    );
-    assert!(
-        with_hybrid_keys * 10 > walks && relayed * 10 > walks,
-        "too few walks get hybrid keys ({with_hybrid_keys}) or use relays ({relayed}), of {walks}"
-    );
+    counts
 }
 
 #[test]
 fn no_mixture_of_messages_amplifies_to_an_address_that_has_not_answered() {
     // R-PATH-2, R-PATH-16
-    search(0..WALKS);
+    let counts = search(0..WALKS);
+    let enough = counts.with_keys * 4 > WALKS
+        && counts.with_hybrid_keys * 10 > WALKS
+        && counts.with_cookies * 8 > WALKS
+        && counts.wakes * 4 > WALKS
+        && counts.relayed * 10 > WALKS;
+    assert!(enough, "too few of {WALKS} walks: {counts:?}");
 }
 
 #[test]
