@@ -42,6 +42,7 @@ mod node_costs;
 mod peers;
 mod placement;
 mod process;
+mod programs;
 mod quiet;
 mod receiver_info;
 mod sleepers;
@@ -115,6 +116,8 @@ enum BenchVerb {
     Churn(churn::ChurnOptions),
     /// CPU time and operations of the store that 1, 2 and 4 nodes of a proxy cost
     Nodes(node_costs::NodeCostOptions),
+    /// Downloads and unmodified programs by Cedos, beside `curl` over TLS: seconds
+    Programs(programs::ProgramsOptions),
     /// Throughput of D2Prox with one worker and with several, and its CPU time for each gigabyte
     Workers(worker_scaling::WorkerOptions),
     /// The serving process of a churn run
@@ -161,6 +164,7 @@ fn main() -> ExitCode {
         BenchVerb::ObjectServer(options) => bloat::serve(&options),
         BenchVerb::ObjectFetch(options) => bloat::fetch(&options),
         BenchVerb::Nodes(options) => node_costs::run(&options),
+        BenchVerb::Programs(options) => programs::run(&options),
         BenchVerb::Workers(options) => worker_scaling::run(&options),
         BenchVerb::Lanes(options) => lanes::run(&options),
         BenchVerb::Grid(options) => grid::run(&options),
