@@ -382,13 +382,16 @@ impl Attacker {
             }
             Move::OtherVersion => {
                 if let Some(mut bytes) = copied {
-                    bytes[0] = 0b100 << 5 | 9;
+                    if let Some(first) = bytes.first_mut() {
+                        *first = 0b100 << 5 | 9;
+                    }
                     self.throw(&name, from, bytes);
                 }
             }
             Move::UnknownId => {
                 if let Some(mut bytes) = copied {
-                    bytes[1..9].fill(0xa5);
+                    // Of what was halved often, only a part of the id is left.
+                    bytes.iter_mut().skip(1).take(8).for_each(|b| *b = 0xa5);
                     self.throw(&name, from, bytes);
                 }
             }
