@@ -6,6 +6,7 @@ use std::time::Duration;
 use base64::Engine;
 use bytes::{Bytes, BytesMut};
 use cedos_http::{SUPPLY_ASKED, SUPPLY_FIELD};
+use cedos_text::RemoteText;
 use http::header::{
     ACCEPT_ENCODING, ALT_SVC, AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE,
     CONTENT_TYPE, COOKIE, HOST, IF_RANGE, LOCATION, RANGE, RETRY_AFTER, USER_AGENT,
@@ -382,16 +383,16 @@ pub(crate) fn credentials(url: &Url) -> Option<String> {
 
 fn redirected(from: &Url, headers: &HeaderMap, allow_downgrade: bool) -> Result<Url, FetchFault> {
     let refuse = |text: String| FetchFault::Final(TransferFailure::error(text));
-    let location = headers
-        .get(LOCATION)
-        .and_then(|v| v.to_str().ok())
-        .unwrap_or_default();
+    // Servers write names that are not ASCII as they are.
+    let location = headers.get(LOCATION).map(|value| value.as_bytes());
+    let location = String::from_utf8_lossy(location.unwrap_or_default());
+    let shown = RemoteText::new(&location);
     let to = from
-        .join(location)
-        .map_err(|e| refuse(format!("the origin redirects to `{location}`: {e}")))?;
+        .join(&location)
+        .map_err(|e| refuse(format!("the origin redirects to `{shown}`: {e}")))?;
     if !matches!(to.scheme(), "http" | "https") {
         return Err(refuse(format!(
-            "the origin redirects to {to}, which is not http: or https:"
+            "the origin redirects to {shown}, which is not http: or https:"
         )));
     }
     if from.scheme() == "https" && to.scheme() == "http" && !allow_downgrade {
@@ -631,6 +632,16 @@ mod tests {
         );
         headers.insert(LOCATION, "file:///etc/passwd".parse().expect("a value"));
         assert!(redirected(&from, &headers, true).is_err());
+    }
+
+    #[test]
+    fn a_redirect_to_a_name_that_is_not_ascii_is_followed() {
+        let from: Url = "https://origin.example/a/b".parse().expect("a URL");
+        let mut headers = HeaderMap::new();
+        let value = http::HeaderValue::from_bytes("../größe".as_bytes());
+        headers.insert(LOCATION, value.expect("a value"));
+        let to = redirected(&from, &headers, false).expect("allowed");
+        assert_eq!(to.as_str(), "https://origin.example/gr%C3%B6%C3%9Fe");
     }
 
     #[test]

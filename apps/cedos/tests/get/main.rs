@@ -9,6 +9,7 @@ mod detached;
 mod download;
 mod durable_proxy;
 mod full_disk;
+mod hostile_words;
 mod links;
 mod many_devices;
 mod mistakes;

@@ -31,7 +31,10 @@ pub(super) fn check_answer(answer: &UploadResponse, host: &str, post: bool) -> R
             false => Refusal::Told(fault),
         });
     }
-    let text = |name| Some(answer.headers.get(name)?.to_str().ok()?.to_owned());
+    let text = |name| {
+        let value = answer.headers.get(name)?;
+        Some(String::from(RemoteText::from_bytes(value.as_bytes())))
+    };
     let fault = match answer.status {
         status if status.is_success() => return Ok(()),
         status if status.is_redirection() => {
