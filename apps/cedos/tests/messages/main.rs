@@ -6,7 +6,7 @@ mod scenes;
 
 use std::path::Path;
 
-use cedos_lab_rig::namespace::{LINKS, in_namespace_with};
+use cedos_lab_rig::namespace::{SHAPED_LINKS, in_namespace_with};
 use cedos_lab_rig::this_test;
 
 /// The environment variable that makes the test write the page instead of comparing it.
@@ -14,7 +14,7 @@ const WRITE_VARIABLE: &str = "CEDOS_WRITE_MESSAGES";
 
 #[test]
 fn the_page_of_messages_has_what_the_programs_say() {
-    in_namespace_with(LINKS, this_test!(), async || {
+    in_namespace_with(SHAPED_LINKS, this_test!(), async || {
         let page = scenes::record().await;
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/messages.md");
         if std::env::var_os(WRITE_VARIABLE).is_some() {

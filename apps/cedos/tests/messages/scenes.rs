@@ -1,10 +1,12 @@
 //! The first hour: each verb once as it succeeds, and then what goes wrong.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cedos_lab_rig::namespace::sh;
+use cedos_lab_rig::namespace::{cell_on, origin_namespace, sh, wifi_off, wifi_on};
 use cedos_lab_rig::origin::{OriginReply, ReplyEnd, ScriptedOrigin, cut, object, proper, reply};
+use cedos_lab_rig::program::ProxyProcess;
 use cedos_lab_rig::wait::until;
 use nix::sys::signal::Signal;
 use tokio::net::TcpListener;
@@ -30,6 +32,7 @@ pub async fn record() -> String {
     sh("ip link set lo up");
     let is_open = Arc::new(AtomicBool::new(false));
     let origin = origin(is_open.clone()).await;
+    help(&mut page).await;
     page.call(&origin.url(""), "http://files.example");
     page.call("127.0.0.1:8080", "files.example");
     page.call("127.0.0.1 answers", "files.example answers");
@@ -46,6 +49,7 @@ pub async fn record() -> String {
     pairing(&mut page).await;
     through_a_proxy(&mut page).await;
     drop(origin);
+    mobile_data(&mut page).await;
     page.page()
 }
 
@@ -81,6 +85,11 @@ async fn origin(is_open: Arc<AtomicBool>) -> ScriptedOrigin {
             _ => OriginReply(reply("404 Not Found", &[], b""), ReplyEnd::Close),
         }
     })
+}
+
+async fn help(page: &mut Recorder) {
+    page.section("Help");
+    page.run("Everything it does", &["--help"]).await;
 }
 
 async fn without_networks(page: &mut Recorder) {
@@ -491,6 +500,153 @@ async fn players(page: &mut Recorder) {
     page.run(
         "There is no such player",
         &["play", FILM, "--alone", "--", "no-such-player"],
+    )
+    .await;
+}
+
+/// 8 s at the slow Wi-Fi's rate, and 0.4 s at cellular's.
+const MOBILE_SIZE: usize = 1_000_000;
+
+/// The Wi-Fi's rate where it is too slow.
+const SLOW_RATE: &str = "1mbit";
+
+/// The far ends of a Wi-Fi and of a cellular link, with a server and a proxy.
+struct FarEnds {
+    origin: ScriptedOrigin,
+    proxy: ProxyProcess,
+    /// Their network namespace.
+    namespace: String,
+}
+
+impl FarEnds {
+    fn new(home: &Path) -> FarEnds {
+        let home = home.to_owned();
+        origin_namespace(|| async move {
+            let listener = TcpListener::bind("192.0.2.1:8080").await.expect("a port");
+            let origin = ScriptedOrigin::serve_at(listener, None, |asked| {
+                let bytes = match asked.path.as_str() {
+                    "/film.mp4" => 8 * MOBILE_SIZE,
+                    _ => MOBILE_SIZE,
+                };
+                OriginReply(proper(asked, &object(bytes, 1), "\"v1\""), ReplyEnd::Close)
+            });
+            let (process, thread) = (std::process::id(), nix::unistd::gettid());
+            FarEnds {
+                origin,
+                proxy: ProxyProcess::start(&home, "192.0.2.1:4433", &[]).await,
+                namespace: format!("/proc/{process}/task/{thread}/ns/net"),
+            }
+        })
+    }
+
+    fn sh(&self, command: &str) {
+        sh(&format!("nsenter --net={} {command}", self.namespace));
+    }
+
+    /// Sets the rate of the Wi-Fi towards the device.
+    fn set_wifi_rate(&self, rate: &str) {
+        self.sh(&format!(
+            "tc qdisc change dev ap0 root tbf rate {rate} burst 20k latency 100ms"
+        ));
+    }
+
+    /// The Wi-Fi carries nothing from the device any more, without a word.
+    fn kill_wifi(&self) {
+        self.sh("ip rule add pref 100 lookup local");
+        self.sh("ip rule del pref 0");
+        self.sh("ip rule add pref 10 iif ap0 blackhole");
+    }
+}
+
+/// Whether a line is no progress of a moment, and no measurement, which come or not by the speed of this machine.
+fn is_no_progress(line: &str) -> bool {
+    !line.contains(" likely by ") && !line.starts_with("note: measuring")
+}
+
+/// The words of a command line without quotes.
+fn words(line: &str) -> Vec<&str> {
+    line.split(' ').collect()
+}
+
+async fn mobile_data(page: &mut Recorder) {
+    page.section("Mobile data");
+    let far = FarEnds::new(page.home());
+    let prox = far.proxy.address.clone();
+    page.call("192.0.2.1:4433", "prox.example:4433");
+    page.call(&far.origin.url(""), "http://files.example");
+    page.call(&format!(" --prox {prox}"), "");
+    let (film, song) = (far.origin.url("/film.mp4"), far.origin.url("/song.mp3"));
+    cell_on();
+    page.run(
+        "Only a metered network is up, and the policy allows it",
+        &words(&format!("get {song} -o now.mp3 --policy any --prox {prox}")),
+    )
+    .await;
+    page.run(
+        "The limit of one download is used up",
+        &words(&format!(
+            "get {film} -o some.mp4 --policy any --max-cell 1M --prox {prox}"
+        )),
+    )
+    .await;
+    wifi_on("198.51.100.7");
+    page.run(
+        "Planning a download whose deadline is in doubt",
+        &words(&format!(
+            "get {film} -o doubtful.mp4 --within 40s --dry-run --prox {prox}"
+        )),
+    )
+    .await;
+    // In doubt, and not yet worth paying for.
+    far.set_wifi_rate("2mbit");
+    page.interrupt(
+        "A deadline that is in doubt, until Ctrl-C",
+        &words(&format!(
+            "get {film} -o doubtful.mp4 --within 40s --prox {prox}"
+        )),
+        "measuring",
+    )
+    .await;
+    far.set_wifi_rate(SLOW_RATE);
+    page.run_keeping(
+        "Wi-Fi alone would be late",
+        &words(&format!(
+            "get {film} -o both.mp4 --within 12s --prox {prox}"
+        )),
+        is_no_progress,
+    )
+    .await;
+    page.run_keeping(
+        "Wi-Fi is too slow, and nothing else is allowed",
+        &words(&format!(
+            "get {song} -o late.mp3 --within 3s --policy free-only --prox {prox}"
+        )),
+        is_no_progress,
+    )
+    .await;
+    far.set_wifi_rate("20mbit");
+    let line = format!("get {film} -o moved.mp4 --policy any --prox {prox}");
+    let mut moving = page.start(&words(&line));
+    moving.until("Using").await;
+    let part = page.home().join("moved.mp4.part");
+    until("some of it is there", || {
+        part.metadata().is_ok_and(|part| part.len() > 0)
+    })
+    .await;
+    wifi_off();
+    page.end(
+        "Wi-Fi is lost, and the policy allows mobile data",
+        moving,
+        None,
+    )
+    .await;
+    wifi_on("198.51.100.7");
+    far.kill_wifi();
+    page.run(
+        "A program beside a Wi-Fi that carries nothing",
+        &words(&format!(
+            "run --policy any --prox {prox} -- curl -sS -o ran.mp3 {song}"
+        )),
     )
     .await;
 }
