@@ -737,7 +737,10 @@ async fn a_full_disk_is_said_and_the_part_is_continued_when_there_is_room() {
         "{full}"
     );
     let text = full["text"].as_str().expect("a sentence");
-    assert!(text.contains("; make room, then run the same command"), "{text}");
+    assert!(
+        text.contains("; make room, then run the same command"),
+        "{text}"
+    );
     assert!(!text.contains("network"), "{text}");
     let kept = full["resumable_bytes"].as_u64().expect("a number");
     assert!(kept > 500_000, "{full}");

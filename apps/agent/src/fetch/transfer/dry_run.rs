@@ -82,7 +82,7 @@ pub struct DryRunProbe {
     pub link: String,
     /// The most payload of one measurement.
     pub bytes: u64,
-    /// Whether it would be made at once. Otherwise it is made if free links, which are not measured
+    /// Whether the measurement would be made at once. Otherwise it is made if free links, which are not measured
     /// yet, turn out to be too slow.
     pub is_certain: bool,
 }
