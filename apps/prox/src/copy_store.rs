@@ -39,7 +39,7 @@ pub(crate) const SYNC_EVERY_BYTES: u64 = 64 << 20; // a guess
 /// The least time between two syncs of a growing copy, and from its beginning to the first: what is read as fast as it
 /// arrives is gone again before the disk has seen it. Where nodes share copies there is none.
 pub(crate) const SYNC_PAUSE: Duration = Duration::from_secs(5); // a guess
-/// How long a complete copy waits for its sync, where nodes do not share it: a copy that was read is gone by then.
+/// How long a complete copy waits for its sync, where nodes do not share it: one that was read is often gone by then.
 pub(crate) const WHOLE_SYNC_DELAY: Duration = Duration::from_secs(1); // a guess
 /// How long records are collected before they are written together.
 const GATHER: Duration = Duration::from_millis(10); // a guess
@@ -80,6 +80,24 @@ pub(crate) struct StoredProgress {
     /// Which file has the bytes, where a node took the copy over from another: a random number, 0 for the first.
     #[serde(default)]
     pub(crate) version: u64,
+    /// The byte from which on the file was not synced yet, if it was not: in another boot of the machine no more counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) unsynced_from: Option<u64>,
+}
+
+impl StoredProgress {
+    /// What counts in this boot of the machine.
+    pub(crate) fn as_of_boot(self, boot: u32) -> StoredProgress {
+        match self.unsynced_from {
+            Some(from) if boot == 0 || self.boot != boot => StoredProgress {
+                synced: from,
+                whole: false,
+                unsynced_from: None,
+                ..self
+            },
+            _ => self,
+        }
+    }
 }
 
 /// A function that takes the id of a copy of which a record says that it is whole.
@@ -271,6 +289,7 @@ impl CopyStore {
             whole: false,
             boot: d2tp_driver::boot(),
             version: known.version,
+            unsynced_from: None,
         };
         self.replace_progress(shared, id, known.recorded, claimed)
             .await
@@ -671,7 +690,8 @@ impl CopyStore {
         };
         let entry = serde_json::from_slice(&read(CopyNote::Copy)?).ok()?;
         let progress = read(CopyNote::Progress).and_then(|json| serde_json::from_slice(&json).ok());
-        Some((entry, progress.unwrap_or_default()))
+        let progress: StoredProgress = progress.unwrap_or_default();
+        Some((entry, progress.as_of_boot(d2tp_driver::boot())))
     }
 
     /// Bytes of a complete copy in the store, at most `max`.
@@ -690,7 +710,8 @@ impl CopyStore {
     pub(crate) fn progress(&self, id: u64) -> StoredProgress {
         let note = self.journal.note(&name(CopyNote::Progress, id)).ok();
         let progress = note.flatten().map(|json| serde_json::from_slice(&json));
-        progress.and_then(Result::ok).unwrap_or_default()
+        let progress: StoredProgress = progress.and_then(Result::ok).unwrap_or_default();
+        progress.as_of_boot(d2tp_driver::boot())
     }
 
     /// The bytes of a file that count: all of them in the boot of the machine in which they were written, else those

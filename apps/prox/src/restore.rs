@@ -15,7 +15,7 @@
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
 use d2tp_driver::{HostKey, Journal, JournalError, PublicKey, RecordStore, ResetCause};
@@ -89,6 +89,15 @@ impl FoundCopy {
         }
     }
 
+    /// Syncs the file if it is complete and the process that wrote it ended before that was done.
+    fn sync_later(&self, copy_store: &Arc<CopyStore>, id: u64) {
+        if self.progress.unsynced_from.is_some() && self.is_complete {
+            let copy_store = copy_store.clone();
+            let file = SpoolFile { copy_store, id };
+            tokio::spawn(file.sync_later(self.have, Weak::new()));
+        }
+    }
+
     /// The progress of the file as of this boot of the machine.
     fn progress_now(&self) -> StoredProgress {
         StoredProgress {
@@ -96,6 +105,7 @@ impl FoundCopy {
             whole: self.progress.whole && self.is_complete,
             boot: d2tp_driver::boot(),
             version: 0,
+            unsynced_from: self.progress.unsynced_from,
         }
     }
 }
@@ -412,6 +422,7 @@ impl Prox {
         let Some(found) = FoundCopy::find(copy_store, id) else {
             return false; // Its flows are reset when they wake.
         };
+        found.sync_later(copy_store, id);
         let (client, counted) = (found.entry.client, found.counted());
         self.ledger.charge_restored(client, counted);
         self.hibernated.restore(id, flows, client, counted);
@@ -442,6 +453,7 @@ impl Prox {
             return Some(copy.clone());
         }
         let found = FoundCopy::find(copy_store, id)?;
+        found.sync_later(copy_store, id);
         let is_charged = self.hibernated.get(id).is_some();
         let (client, counted) = (found.entry.client, found.counted());
         match bound {
@@ -568,6 +580,7 @@ impl Prox {
             whole: progress.whole && is_complete,
             boot: d2tp_driver::boot(),
             version: 0,
+            unsynced_from: None,
         };
         if copy_store.shared().is_none() {
             drop(copy_store.record_progress(id, now));
@@ -710,6 +723,7 @@ async fn fetch(
             whole: known.whole && known.synced == synced,
             boot: d2tp_driver::boot(),
             version: 0,
+            unsynced_from: None,
         };
         // What is restored is read from the journal.
         let _ = copy_store.record_progress(id, progress).await;

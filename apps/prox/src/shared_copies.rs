@@ -128,6 +128,7 @@ async fn take_over_file(
         whole: false,
         boot,
         version: copy_store.new_version(),
+        unsynced_from: None,
     };
     let new = copy_store.path_of_version(id, taken.version);
     let (from, to) = (path, new.clone());
@@ -584,6 +585,7 @@ mod tests {
             whole: false,
             boot,
             version,
+            unsynced_from: None,
         };
         let counts = |record, boot, version| {
             valid_bytes(&record_of(record), &progress(boot, version), HERE, 99)

@@ -729,10 +729,7 @@ async fn of_several_proxies_one_is_used_that_answers_and_lets_the_device_in() {
     }
     let mut program = device.program_by(&[&refusing], Path::new("none"));
     let refused = program.hear().await;
-    assert!(
-        refused.contains("does not let this device in"),
-        "{refused}"
-    );
+    assert!(refused.contains("does not let this device in"), "{refused}");
     assert!(refused.contains("`cedos prox invite`"), "{refused}");
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use d2tp_driver::HostKey;
@@ -126,20 +126,31 @@ impl SpooledBody {
         }
     }
 
-    /// Syncs a named file that is complete and records it, unless the object is removed at once.
+    /// Records that a named file is complete, and syncs it, unless the object is removed at once.
     pub(super) fn sync_complete(self: &Arc<SpooledBody>) {
-        let Some(home) = &self.named_file else {
+        let Some(home) = self.named_file.clone() else {
             return;
         };
         if home.copy_store.is_shared() {
             return self.sync();
         }
+        let state = self.state.lock();
+        let (from, len) = (state.synced, state.len);
+        drop(state);
         let body = Arc::downgrade(self);
         tokio::spawn(async move {
-            tokio::time::sleep(WHOLE_SYNC_DELAY).await;
-            if let Some(body) = body.upgrade() {
-                body.sync();
+            let progress = StoredProgress {
+                synced: len,
+                whole: true,
+                boot: d2tp_driver::boot(),
+                version: 0,
+                unsynced_from: Some(from),
+            };
+            let recorded = home.copy_store.record_progress(home.id, progress).await;
+            if recorded.is_ok() {
+                home.on_recorded(&body, true);
             }
+            home.sync_later(len, body).await;
         });
     }
 
@@ -158,7 +169,7 @@ impl SpooledBody {
         };
         let file = file.clone();
         drop(state);
-        self.sync_and_record(home, len, whole, move || file.sync_data());
+        self.spawn_sync(home, len, whole, move || file.sync_data());
     }
 
     /// Syncs a named file that was copied from another one, with its name, and records it.
@@ -174,64 +185,102 @@ impl SpooledBody {
         let file = file.clone();
         drop(state);
         let folder = home.copy_store.path(home.id).parent().map(PathBuf::from);
-        self.sync_and_record(home, len, false, move || {
+        self.spawn_sync(home, len, false, move || {
             file.sync_all()?;
             folder.map_or(Ok(()), |folder| File::open(folder)?.sync_all())
         });
     }
 
-    /// Syncs the first `len` bytes, and records that.
-    fn sync_and_record(
+    /// Syncs the first `len` bytes in a task, and records that.
+    fn spawn_sync(
         self: &Arc<SpooledBody>,
         home: SpoolFile,
         len: u64,
         whole: bool,
         sync: impl FnOnce() -> io::Result<()> + Send + 'static,
     ) {
-        let pin = Arc::downgrade(self);
+        let body = Arc::downgrade(self);
         home.copy_store.begin_shared_sync(home.id);
-        // No thread waits for the journal: its task may have ended with the runtime, which waits for its threads.
-        tokio::spawn(async move {
-            let synced = tokio::task::spawn_blocking(sync).await;
-            match synced.unwrap_or_else(|error| Err(io::Error::other(error))) {
-                Ok(()) => {
-                    let progress = StoredProgress {
-                        synced: len,
-                        whole,
-                        boot: d2tp_driver::boot(),
-                        version: 0,
-                    };
-                    let told = home.copy_store.record_progress(home.id, progress).await;
-                    match pin.upgrade() {
-                        Some(pin) if told.is_ok() => {
-                            pin.state.lock().noted = whole;
-                            drop(pin);
-                            if whole {
-                                home.copy_store.on_whole(home.id);
-                            }
-                        }
-                        Some(_) => {}
-                        None => home.copy_store.forget_version(home.id),
-                    }
-                }
-                Err(error) => {
-                    home.copy_store.end_shared_sync(home.id, None, None);
-                    // Nothing of the file can be believed now; a second sync would say it is well.
-                    let path = home.copy_store.path(home.id);
-                    tracing::error!(%error, path = %path.display(), "a copy is lost: its sync failed");
-                    if let Some(pin) = pin.upgrade() {
-                        pin.fail(ResetCause::StoreFailed);
-                    }
+        tokio::spawn(home.sync_and_record(len, whole, body, sync));
+    }
+}
+
+impl SpoolFile {
+    /// Syncs the file of a complete object of `len` bytes after a while, if it is still there, and records that.
+    pub(crate) async fn sync_later(self, len: u64, body: Weak<SpooledBody>) {
+        tokio::time::sleep(WHOLE_SYNC_DELAY).await;
+        match self.copy_store.reopen(self.id) {
+            Ok(file) => {
+                self.copy_store.begin_shared_sync(self.id);
+                self.sync_and_record(len, true, body, move || file.sync_data())
+                    .await;
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => self.on_failed_sync(&body, &error),
+        }
+    }
+
+    /// Syncs the first `len` bytes, after `begin_shared_sync`, and records that. No thread waits for the journal: its task may have ended with the
+    /// runtime, which waits for its threads.
+    async fn sync_and_record(
+        self,
+        len: u64,
+        whole: bool,
+        body: Weak<SpooledBody>,
+        sync: impl FnOnce() -> io::Result<()> + Send + 'static,
+    ) {
+        let synced = tokio::task::spawn_blocking(sync).await;
+        match synced.unwrap_or_else(|error| Err(io::Error::other(error))) {
+            Ok(()) => {
+                let progress = StoredProgress {
+                    synced: len,
+                    whole,
+                    boot: d2tp_driver::boot(),
+                    version: 0,
+                    unsynced_from: None,
+                };
+                let recorded = self.copy_store.record_progress(self.id, progress).await;
+                match recorded {
+                    Ok(()) => self.on_recorded(&body, whole),
+                    Err(_) if body.strong_count() == 0 => self.copy_store.forget_version(self.id),
+                    Err(_) => {}
                 }
             }
-        });
+            Err(error) => {
+                self.copy_store.end_shared_sync(self.id, None, None);
+                self.on_failed_sync(&body, &error);
+            }
+        }
+    }
+
+    /// Handles a record of the object's progress.
+    fn on_recorded(&self, body: &Weak<SpooledBody>, whole: bool) {
+        match body.upgrade() {
+            Some(body) => {
+                body.state.lock().noted = whole;
+                drop(body);
+                if whole {
+                    self.copy_store.on_whole(self.id);
+                }
+            }
+            None => self.copy_store.forget_version(self.id),
+        }
+    }
+
+    /// Handles a sync that failed: nothing of the file can be believed now, and a second sync would say it is well.
+    fn on_failed_sync(&self, body: &Weak<SpooledBody>, error: &io::Error) {
+        let path = self.copy_store.path(self.id);
+        tracing::error!(%error, path = %path.display(), "a copy is lost: its sync failed");
+        if let Some(body) = body.upgrade() {
+            body.fail(ResetCause::StoreFailed);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::path::Path;
-    use std::sync::{Weak, mpsc};
+    use std::sync::mpsc;
     use std::time::Duration;
 
     use cedos_lab_rig::wait::until;
@@ -302,15 +351,42 @@ mod tests {
         body.finish();
         assert_eq!(body.state.lock().synced, 0);
         drop(body);
+        assert!(!copy_store.path(1).exists());
+        until("it is recorded", || copy_store.progress(1).whole).await;
         // sleep: that nothing happens is the subject
         tokio::time::sleep(WHOLE_SYNC_DELAY * 2).await;
-        assert_eq!(copy_store.progress(1).synced, 0);
+        assert_eq!(copy_store.progress(1).unsynced_from, Some(0));
 
         let kept = named_body(dir.path(), copy_store.clone());
         kept.append(vec![7; 1_000].into()).await.unwrap();
         kept.finish();
-        until("it is synced", || copy_store.progress(1).whole).await;
-        assert_eq!(copy_store.progress(1).synced, 1_000);
+        let is_synced = || {
+            let progress = copy_store.progress(1);
+            progress.synced == 1_000 && progress.unsynced_from.is_none()
+        };
+        until("it is synced", is_synced).await;
+    }
+
+    #[test]
+    fn another_boot_of_the_machine_believes_only_what_was_synced() {
+        let recorded = StoredProgress {
+            synced: 1_000,
+            whole: true,
+            boot: 7,
+            version: 0,
+            unsynced_from: Some(600),
+        };
+        assert_eq!(recorded.as_of_boot(7), recorded);
+        for other in [0, 8] {
+            let known = recorded.as_of_boot(other);
+            assert_eq!((known.synced, known.whole), (600, false));
+            assert_eq!(known.unsynced_from, None);
+        }
+        let synced = StoredProgress {
+            unsynced_from: None,
+            ..recorded
+        };
+        assert_eq!(synced.as_of_boot(8), synced);
     }
 
     #[tokio::test]
