@@ -153,15 +153,23 @@ pub(crate) fn due_until(flows: &[ScheduledFlow], flow: usize) -> DueBytes {
     due
 }
 
+/// A chance in whole per cent. None is called certain or impossible: a forecast never is.
+pub fn likelihood(chance: f64) -> String {
+    match (100.0 * chance).round() {
+        percent if percent >= 100.0 => "over 99 %".to_owned(),
+        percent if percent < 1.0 => "under 1 %".to_owned(),
+        percent => format!("{percent} %"),
+    }
+}
+
 fn odds(odds: Option<DeadlineOdds>, metered: &[&str]) -> String {
-    let percent = |share: f64| (100.0 * share).round() as u64;
     match odds {
         None => "there is no deadline".to_owned(),
         Some(odds) => format!(
-            "free networks alone {} % likely to be on time, with {} {} %",
-            percent(odds.alone),
+            "free networks alone {} likely to be on time, with {} {}",
+            likelihood(odds.alone),
             metered.join(" and "),
-            percent(1.0 - odds.late)
+            likelihood(1.0 - odds.late)
         ),
     }
 }
@@ -263,5 +271,19 @@ mod tests {
     fn the_latest_start_is_before_the_deadline() {
         let why = why([None, Some(1_000_000)], &[flow(100, 3_600)], 0);
         assert!(why.unblocks.contains("wwan0 in"), "{why:?}");
+    }
+
+    #[test]
+    fn no_chance_is_certain() {
+        let told = [0.0, 0.004, 0.005, 0.214, 0.996, 1.0].map(likelihood);
+        let expected = [
+            "under 1 %",
+            "under 1 %",
+            "1 %",
+            "21 %",
+            "over 99 %",
+            "over 99 %",
+        ];
+        assert_eq!(told, expected);
     }
 }

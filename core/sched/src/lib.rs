@@ -45,7 +45,7 @@ pub use device_scheduler::{
     SavedLinkHistory, SchedulerKind, SpendingChange, TransferDirection, UdpObstacle, WakingClients,
 };
 pub use energy_saving::{EnergySaving, PowerSource};
-pub use explanation::FlowExplanation;
+pub use explanation::{FlowExplanation, likelihood};
 pub use forecast::{
     DailyRates, DeviceLocation, DurationDistribution, ForecastHint, GRID_M, LinkForecast,
     LocationCell,

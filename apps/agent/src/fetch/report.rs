@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use d2tp_sched::CompletionEstimate;
+use d2tp_sched::{CompletionEstimate, likelihood};
 use serde::{Deserialize, Serialize};
 
 use super::mode::FetchMode;
@@ -160,9 +160,9 @@ impl DeadlinePromise {
     /// The probability in words.
     pub fn chance(&self) -> String {
         match self.p {
-            p if self.infeasible => format!("not feasible, {} likely to be on time", percent(p)),
-            p if p >= ON_TRACK => format!("on track, {} likely to be on time", percent(p)),
-            p => format!("at risk, {} likely to be on time", percent(p)),
+            p if self.infeasible => format!("not feasible, {} likely to be on time", likelihood(p)),
+            p if p >= ON_TRACK => format!("on track, {} likely to be on time", likelihood(p)),
+            p => format!("at risk, {} likely to be on time", likelihood(p)),
         }
     }
 }
@@ -314,32 +314,4 @@ pub fn link_label(link: &str) -> &str {
 /// A number of bytes for users.
 pub fn human_bytes(bytes: u64) -> String {
     indicatif::DecimalBytes(bytes).to_string()
-}
-
-/// A forecast's probability for users. Nothing that is to come is certain.
-pub fn percent(p: f64) -> String {
-    match (100.0 * p).round() {
-        percent if percent >= 100.0 => "over 99 %".to_owned(),
-        percent if percent < 1.0 => "under 1 %".to_owned(),
-        percent => format!("{percent} %"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_chance_is_certain() {
-        let told = [0.0, 0.004, 0.005, 0.214, 0.996, 1.0].map(percent);
-        let expected = [
-            "under 1 %",
-            "under 1 %",
-            "1 %",
-            "21 %",
-            "over 99 %",
-            "over 99 %",
-        ];
-        assert_eq!(told, expected);
-    }
 }

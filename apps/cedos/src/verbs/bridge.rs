@@ -62,7 +62,7 @@ impl BridgeArgs {
 /// # Errors
 /// A proxy's name has no address, or the device cannot be opened.
 pub async fn run(args: BridgeArgs) -> anyhow::Result<ExitCode> {
-    log_warnings();
+    log_warnings("cedos bridge");
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for Ctrl-C")?;
     let mut proxies = Vec::new();

@@ -7,10 +7,10 @@ use cedos_agent::agent::client::AgentApiClient;
 use cedos_agent::fetch::deadline_text::describe_time;
 use cedos_agent::fetch::outcome::{TransferExit, TransferFailure};
 use cedos_agent::fetch::report::{
-    DeadlinePromise, ON_TRACK, TransferEvent, TransferObserver, percent, print_stderr, print_stdout,
+    DeadlinePromise, ON_TRACK, TransferEvent, TransferObserver, print_stderr, print_stdout,
 };
 use cedos_agent::order::{TransferOrder, TransferVerb};
-use d2tp_sched::format_duration;
+use d2tp_sched::{format_duration, likelihood};
 use jiff::Zoned;
 use serde_json::Value;
 use tokio::sync::watch;
@@ -123,7 +123,7 @@ pub fn warn_if_unlikely(promised: &DeadlinePromise) {
     }
     if promised.infeasible {
         let left = format_duration(Duration::from_secs_f64(promised.left_s));
-        let likely = percent(promised.p);
+        let likely = likelihood(promised.p);
         print_stderr(&format!(
             "note: it will probably be late: {likely} likely to finish in {left}"
         ));

@@ -297,7 +297,7 @@ pub async fn run(verb: ProxVerb) -> anyhow::Result<ExitCode> {
         ProxVerb::Reload(args) => reload(args).await?,
         ProxVerb::Drain(args) => drain(args).await?,
         ProxVerb::TunnelHelper(args) => {
-            log_warnings();
+            log_warnings("cedos prox");
             cedos_prox::serve_tunnel_helper(&args.nets, args.owner).await?;
         }
     }

@@ -143,7 +143,7 @@ pub fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(USAGE));
         }
     };
-    log_warnings();
+    log_warnings("cedos run");
     // Refused by qemu, which runs programs of another processor, for example.
     if let Err(error) = nix::sys::prctl::set_child_subreaper(true) {
         tracing::warn!(%error, "programs in the background lose their connections when the program ends");

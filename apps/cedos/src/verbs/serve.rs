@@ -103,7 +103,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     let key = key::load_device_key(args.key.as_deref())?;
     let mut config = EndpointConfig::default();
     args.transport.apply(&mut config);
-    log_warnings();
+    log_warnings("cedos serve");
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
     // From now on: Ctrl-C right after the address is printed ends it cleanly, too.
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for Ctrl-C")?;

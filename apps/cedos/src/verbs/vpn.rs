@@ -156,7 +156,7 @@ pub async fn run(args: VpnArgs) -> anyhow::Result<ExitCode> {
 }
 
 async fn up(args: VpnUpArgs) -> anyhow::Result<()> {
-    log_warnings();
+    log_warnings("cedos vpn");
     raise_descriptor_limit();
     let address = args.proxy.address()?.filter(|text| !text.is_empty());
     let address = address

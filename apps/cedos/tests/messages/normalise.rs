@@ -45,8 +45,8 @@ fn normalised_line(line: &str) -> String {
         return format!("http://127.0.0.1:40123/TOKEN/{file}");
     }
     // Whether a chance is that high differs between runs, too.
-    let line = line.replace("over 99 % likely", "99 % likely");
-    let line = line.replace("under 1 % likely", "1 % likely");
+    let line = line.replace("over 99 %", "99 %");
+    let line = line.replace("under 1 %", "1 %");
     let line = line.replace(" MB kept", " kB kept");
     without_numbers(&without_day(&line))
 }

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use cedos_text::escape_controls;
-use d2tp_sched::format_duration;
+use d2tp_sched::{format_duration, likelihood};
 use indicatif::{ProgressBar, ProgressStyle};
 use jiff::Zoned;
 
 use super::progress_line::{ProgressLine, columns as columns_of, fit};
 use super::{
     TransferEvent, TransferObserver, TransferReason, TransferReport, done_to_files, human_bytes,
-    link_label, percent, print_stderr,
+    link_label, print_stderr,
 };
 use crate::fetch::mode::FetchMode;
 
@@ -228,7 +228,7 @@ pub(super) fn event_line(event: &TransferEvent) -> Option<String> {
             let promised = report.promise.map(|promise| promise.p);
             match (report.deadline_met, promised) {
                 (Some(false), Some(p)) => {
-                    text += &format!("\nFinished late; the forecast was {} likely", percent(p));
+                    text += &format!("\nFinished late; the forecast was {} likely", likelihood(p));
                 }
                 (Some(false), None) => text += "\nFinished late",
                 (Some(true), _) => text += "\nFinished on time",

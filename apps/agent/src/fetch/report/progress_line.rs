@@ -7,10 +7,10 @@
 
 use std::time::Duration;
 
-use d2tp_sched::format_duration;
+use d2tp_sched::{format_duration, likelihood};
 use jiff::{SignedDuration, Unit, Zoned};
 
-use super::{DeadlinePromise, TransferEvent, human_bytes, link_label, percent};
+use super::{DeadlinePromise, TransferEvent, human_bytes, link_label};
 use crate::fetch::deadline_text::describe_time;
 use crate::fetch::mode::FetchMode;
 
@@ -131,7 +131,7 @@ fn likely_by(promise: &DeadlinePromise, now: &Zoned) -> String {
     let by = by.unwrap_or_else(|| now.timestamp());
     format!(
         "{} likely by {}",
-        percent(promise.p),
+        likelihood(promise.p),
         describe_time(by, now)
     )
 }

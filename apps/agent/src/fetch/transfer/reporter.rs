@@ -1,6 +1,6 @@
 //! The events of a transfer for its observer, without repetitions.
 
-use d2tp_sched::format_duration;
+use d2tp_sched::{format_duration, likelihood};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::mode::FetchMode;
 use crate::fetch::outcome::TransferReason;
 use crate::fetch::report::{
-    DeadlinePromise, TransferEvent, TransferObserver, TransferReport, human_bytes, percent,
+    DeadlinePromise, TransferEvent, TransferObserver, TransferReport, human_bytes,
 };
 
 /// The interval at which an agent repeats the reason for a wait, since the time left changes.
@@ -238,7 +238,7 @@ impl<'a> TransferReporter<'a> {
             None,
             format!(
                 "it will probably be late: {} likely to finish in {left}",
-                percent(promise.p)
+                likelihood(promise.p)
             ),
         );
     }
