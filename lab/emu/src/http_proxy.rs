@@ -11,6 +11,8 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
 
+use crate::plan;
+
 /// Serves until the task ends.
 pub(crate) async fn serve(listener: TcpListener) {
     loop {
@@ -33,15 +35,19 @@ pub(crate) async fn serve(listener: TcpListener) {
 
 async fn answer(request: Request<Incoming>) -> Result<Response<Empty<Bytes>>, Infallible> {
     let mut response = Response::new(Empty::new());
-    let host = request.uri().authority().map(ToString::to_string);
+    // The namespace of the origin has the machine's own list of names.
+    let host = request.uri().authority().and_then(|authority| {
+        let address = plan::address_of(authority.host())?;
+        Some((address, authority.port_u16()?))
+    });
     let (&Method::CONNECT, Some(host)) = (request.method(), host) else {
         *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
         return Ok(response);
     };
-    let mut server = match TcpStream::connect(&host).await {
+    let mut server = match TcpStream::connect(host).await {
         Ok(server) => server,
         Err(error) => {
-            tracing::debug!(%error, host, "the HTTP proxy has no connection");
+            tracing::debug!(%error, ?host, "the HTTP proxy has no connection");
             *response.status_mut() = StatusCode::BAD_GATEWAY;
             return Ok(response);
         }

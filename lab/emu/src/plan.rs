@@ -30,19 +30,27 @@ pub const ORIGIN_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0,
 pub const PORTAL_PORT: u16 = 8480;
 /// The port at the origin's address of the HTTP proxy that some networks have.
 pub const HTTP_PROXY_PORT: u16 = 3128;
+/// The hosts of the internet, with the names by which programs in the lab know them.
+const HOSTS: [(Ipv4Addr, Ipv6Addr, &str); 2] = [
+    (PROXY_V4, PROXY_V6, "proxy"),
+    (ORIGIN_V4, ORIGIN_V6, ORIGIN_NAME),
+];
+
+/// The address that a host's name or literal IPv4 address stands for; `None` for other names.
+pub(crate) fn address_of(name: &str) -> Option<Ipv4Addr> {
+    let named = HOSTS.iter().find(|(.., known)| *known == name);
+    named.map_or_else(|| name.parse().ok(), |(v4, ..)| Some(*v4))
+}
+
 /// The content of `/etc/hosts` for programs in the lab: names for both address families of both
 /// hosts, and the machine's `own` name, which some programs resolve at their start and wait for
 /// (Firefox, to lock its profile).
 pub(crate) fn hosts(own: &str) -> String {
     let mut text = "127.0.0.1 localhost\n::1 localhost\n".to_owned();
-    let there = [
-        (PROXY_V4, PROXY_V6, "proxy"),
-        (ORIGIN_V4, ORIGIN_V6, ORIGIN_NAME),
-    ];
-    for (v4, v6, name) in there {
+    for (v4, v6, name) in HOSTS {
         text += &format!("{v4} {name}\n{v6} {name}\n");
     }
-    if !own.is_empty() && there.iter().all(|(.., name)| *name != own) {
+    if !own.is_empty() && HOSTS.iter().all(|(.., name)| *name != own) {
         text += &format!("127.0.0.1 {own}\n");
     }
     text
@@ -115,6 +123,9 @@ mod tests {
     fn a_lab_knows_its_machines_name_and_no_other_by_it() {
         assert!(hosts("laptop").ends_with("\n127.0.0.1 laptop\n"));
         assert_eq!(hosts("proxy"), hosts(""));
+        assert_eq!(address_of("origin"), Some(ORIGIN_V4));
+        assert_eq!(address_of("203.0.113.10"), Some(PROXY_V4));
+        assert_eq!(address_of("laptop"), None);
     }
 
     #[test]
