@@ -622,7 +622,8 @@ mod tests {
     fn what_passes_the_first_hop_is_the_least_that_any_change_leaves() {
         let scenario = scenario(
             "[[link]]\nname = \"w\"\n[[link.at]]\nt_s = 1\nudp_blocked = true\n[[link.at]]\nt_s = 9\n\
-             udp_blocked = false\nonly_http_proxy = true\n[[link.at]]\nt_s = 11\nonly_http_proxy = false\n[[link.repeat]]\nevery_s = 100\nfirst_s = 2\nfor_s = 4\nportal = true\n\
+             udp_blocked = false\n[[link.at]]\nt_s = 8\nonly_http_proxy = true\n[[link.at]]\nt_s = 11\n\
+             only_http_proxy = false\n[[link.repeat]]\nevery_s = 100\nfirst_s = 2\nfor_s = 4\nportal = true\n\
              [[link.at]]\nt_s = 3\ncut = true\n[[link.at]]\nt_s = 4\ncut = false\n",
         );
         assert!(scenario.has_http_proxy());
@@ -639,7 +640,7 @@ mod tests {
                 (3.0, LinkReach::FirstHop),
                 (4.0, LinkReach::Portal),
                 (6.0, LinkReach::NoUdp),
-                (9.0, LinkReach::HttpProxy),
+                (8.0, LinkReach::HttpProxy),
                 (11.0, LinkReach::All),
             ]
         );
