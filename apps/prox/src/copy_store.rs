@@ -86,6 +86,18 @@ pub(crate) struct StoredProgress {
 }
 
 impl StoredProgress {
+    /// Progress of a copy's first file, of which this boot of the machine has synced the first `synced` bytes. `whole`: they
+    /// are all there are.
+    pub(crate) fn synced_now(synced: u64, whole: bool) -> StoredProgress {
+        StoredProgress {
+            synced,
+            whole,
+            boot: d2tp_driver::boot(),
+            version: 0,
+            unsynced_from: None,
+        }
+    }
+
     /// What counts in this boot of the machine.
     pub(crate) fn as_of_boot(self, boot: u32) -> StoredProgress {
         match self.unsynced_from {
@@ -285,11 +297,8 @@ impl CopyStore {
             return Ok(true);
         }
         let claimed = StoredProgress {
-            synced: 0,
-            whole: false,
-            boot: d2tp_driver::boot(),
             version: known.version,
-            unsynced_from: None,
+            ..StoredProgress::synced_now(0, false)
         };
         self.replace_progress(shared, id, known.recorded, claimed)
             .await

@@ -100,12 +100,10 @@ impl FoundCopy {
 
     /// The progress of the file as of this boot of the machine.
     fn progress_now(&self) -> StoredProgress {
+        let synced = self.progress.synced.min(self.have);
         StoredProgress {
-            synced: self.progress.synced.min(self.have),
-            whole: self.progress.whole && self.is_complete,
-            boot: d2tp_driver::boot(),
-            version: 0,
             unsynced_from: self.progress.unsynced_from,
+            ..StoredProgress::synced_now(synced, self.progress.whole && self.is_complete)
         }
     }
 }
@@ -575,13 +573,8 @@ impl Prox {
                 return false;
             }
         };
-        let now = StoredProgress {
-            synced: progress.synced.min(have),
-            whole: progress.whole && is_complete,
-            boot: d2tp_driver::boot(),
-            version: 0,
-            unsynced_from: None,
-        };
+        let now =
+            StoredProgress::synced_now(progress.synced.min(have), progress.whole && is_complete);
         if copy_store.shared().is_none() {
             drop(copy_store.record_progress(id, now));
         }
@@ -718,13 +711,8 @@ async fn fetch(
             continue;
         };
         let known = copy_store.progress(id);
-        let progress = StoredProgress {
-            synced,
-            whole: known.whole && known.synced == synced,
-            boot: d2tp_driver::boot(),
-            version: 0,
-            unsynced_from: None,
-        };
+        let is_whole = known.whole && known.synced == synced;
+        let progress = StoredProgress::synced_now(synced, is_whole);
         // What is restored is read from the journal.
         let _ = copy_store.record_progress(id, progress).await;
     }

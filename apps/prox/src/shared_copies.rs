@@ -124,11 +124,8 @@ async fn take_over_file(
     }
     // Its flow does not wait for a sync: in this boot all bytes count, and they are recorded as synced when they are.
     let taken = StoredProgress {
-        synced: 0,
-        whole: false,
-        boot,
         version: copy_store.new_version(),
-        unsynced_from: None,
+        ..StoredProgress::synced_now(0, false)
     };
     let new = copy_store.path_of_version(id, taken.version);
     let (from, to) = (path, new.clone());
@@ -581,11 +578,9 @@ mod tests {
     #[test]
     fn bytes_that_another_machine_did_not_sync_count_for_nothing() {
         let progress = |boot, version| StoredProgress {
-            synced: 10,
-            whole: false,
             boot,
             version,
-            unsynced_from: None,
+            ..StoredProgress::synced_now(10, false)
         };
         let counts = |record, boot, version| {
             valid_bytes(&record_of(record), &progress(boot, version), HERE, 99)

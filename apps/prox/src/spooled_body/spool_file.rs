@@ -140,11 +140,8 @@ impl SpooledBody {
         let body = Arc::downgrade(self);
         tokio::spawn(async move {
             let progress = StoredProgress {
-                synced: len,
-                whole: true,
-                boot: d2tp_driver::boot(),
-                version: 0,
                 unsynced_from: Some(from),
+                ..StoredProgress::synced_now(len, true)
             };
             let recorded = home.copy_store.record_progress(home.id, progress).await;
             if recorded.is_ok() {
@@ -232,13 +229,7 @@ impl SpoolFile {
         let synced = tokio::task::spawn_blocking(sync).await;
         match synced.unwrap_or_else(|error| Err(io::Error::other(error))) {
             Ok(()) => {
-                let progress = StoredProgress {
-                    synced: len,
-                    whole,
-                    boot: d2tp_driver::boot(),
-                    version: 0,
-                    unsynced_from: None,
-                };
+                let progress = StoredProgress::synced_now(len, whole);
                 let recorded = self.copy_store.record_progress(self.id, progress).await;
                 match recorded {
                     Ok(()) => self.on_recorded(&body, whole),
@@ -370,11 +361,9 @@ mod tests {
     #[test]
     fn another_boot_of_the_machine_believes_only_what_was_synced() {
         let recorded = StoredProgress {
-            synced: 1_000,
-            whole: true,
             boot: 7,
-            version: 0,
             unsynced_from: Some(600),
+            ..StoredProgress::synced_now(1_000, true)
         };
         assert_eq!(recorded.as_of_boot(7), recorded);
         for other in [0, 8] {
