@@ -171,7 +171,7 @@ mod tests {
         let destination = folder.path().join("a");
         let mut sink = sink(&destination, b"0123").await;
         let (reader, _) = PartialReader::open(&destination).expect("some bytes");
-        assert!(sink.restart().expect("from zero"));
+        assert!(sink.restart().await.expect("from zero"));
         assert_eq!(reader.state(), PartialState::Replaced);
         sink.append(b"abcdef").expect("written");
         sink.sync().await.expect("synced");

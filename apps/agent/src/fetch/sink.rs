@@ -151,8 +151,20 @@ impl DownloadSink {
 
     /// Starts again from zero. False if that is impossible, because bytes were written to standard
     /// output.
-    pub fn restart(&mut self) -> Result<bool, TransferFailure> {
-        if let SinkTarget::File { partial, .. } = &mut self.place {
+    pub async fn restart(&mut self) -> Result<bool, TransferFailure> {
+        if let SinkTarget::File {
+            partial,
+            checkpoint,
+            last,
+            covered,
+        } = &mut self.place
+        {
+            if let Some(running) = checkpoint.take() {
+                // It would write a note of the bytes before. Whether it fails does not matter to those that follow:
+                // a part with a failed sync says so at the next checkpoint.
+                let _ = running.await;
+            }
+            (*last, *covered) = (BootInstant::now(), 0);
             // The note goes first: it must not speak of bytes that are about to change.
             partial
                 .remove_note()
@@ -480,8 +492,8 @@ fn unwritable(destination: &Path, error: &io::Error) -> TransferFailure {
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_tail_is_the_last_bytes_however_they_came() {
+    #[tokio::test]
+    async fn the_tail_is_the_last_bytes_however_they_came() {
         let mut sink = DownloadSink::output(Box::new(io::sink()), "u");
         let all: Vec<u8> = (0..50_000u32).map(|i| (i % 253) as u8).collect();
         for piece in all.chunks(777) {
@@ -492,8 +504,35 @@ mod tests {
         sink.append(&all).expect("append more than a tail at once");
         assert_eq!(sink.tail(), &all[all.len() - OVERLAP_BYTES_MAX..]);
         assert!(
-            !sink.restart().expect("no disk involved"),
+            !sink.restart().await.expect("no disk involved"),
             "output cannot be taken back"
         );
+    }
+
+    #[tokio::test]
+    async fn a_part_that_begins_anew_keeps_no_checkpoint_of_the_bytes_before() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let destination = folder.path().join("a");
+        let mut sink = DownloadSink::file(&destination, "u").expect("it opens");
+        sink.append(b"0123").expect("written");
+        if let SinkTarget::File { last, .. } = &mut sink.place {
+            *last = BootInstant::from_boot(Duration::ZERO); // A checkpoint is due.
+        }
+        sink.tick().await.expect("begun");
+        assert!(sink.restart().await.expect("from zero"));
+        let SinkTarget::File {
+            checkpoint,
+            covered,
+            ..
+        } = &sink.place
+        else {
+            unreachable!("it is a file");
+        };
+        assert!(checkpoint.is_none(), "it would count bytes that are gone");
+        assert_eq!(*covered, 0);
+        sink.tick().await.expect("nothing to do");
+        assert_eq!(sink.durable_bytes(), 0);
+        let note = sink.note_path().expect("it is a file");
+        assert!(!note.exists(), "it speaks of bytes that are gone");
     }
 }

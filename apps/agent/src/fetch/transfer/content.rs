@@ -63,7 +63,7 @@ pub(super) trait TransferContent<'a, S: TransferSource<'a>> {
     ) -> Result<Self::Answer, FetchFault>;
 
     /// Checks whether an answer continues the object; none if another request is needed.
-    fn accept(
+    async fn accept(
         &mut self,
         answer: Self::Answer,
         request: Self::Request,

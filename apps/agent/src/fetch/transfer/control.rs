@@ -125,8 +125,7 @@ impl<'a> TransferControl<'a> {
         if changed {
             self.terms = terms;
             self.spending.set_energy_saving(self.terms.energy);
-            self.reporter.wait_is_over();
-            self.reporter.note(None, "its terms have changed".into());
+            self.reporter.terms_changed();
         }
         changed
     }
@@ -185,6 +184,15 @@ impl<'a> TransferControl<'a> {
     /// What the server said when it last refused the transfer, if it still stands.
     pub(super) fn refusal(&self) -> Option<&str> {
         self.refusal.as_deref()
+    }
+
+    /// Reports why nothing moves, and that the deadline passed meanwhile.
+    pub(super) fn report_wait(&mut self, wait: LinkWait) {
+        let reason = wait.reason;
+        self.reporter.waits(reason, wait.why, wait.unblocks);
+        if self.time_left() == Some(Duration::ZERO) {
+            self.reporter.note_late_wait(reason);
+        }
     }
 
     /// Records why no link may be used.

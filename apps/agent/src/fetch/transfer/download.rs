@@ -276,7 +276,7 @@ impl<'a, S: TransferSource<'a>> TransferContent<'a, S> for Download {
         exchange(client, request, via).await
     }
 
-    fn accept(
+    async fn accept(
         &mut self,
         answer: FetchResponse,
         request: GetRequest,
@@ -285,7 +285,7 @@ impl<'a, S: TransferSource<'a>> TransferContent<'a, S> for Download {
     ) -> Result<Option<JoinedAnswer>, FetchFault> {
         let progress = TransferContent::<'a, S>::progress(self);
         source.on_answer(&answer, control, progress)?;
-        let Some(overlap) = self.join(&answer, &request, control)? else {
+        let Some(overlap) = self.join(&answer, &request, control).await? else {
             return Ok(None);
         };
         let from = match answer.part {

@@ -208,7 +208,7 @@ impl<'a> ProxySource<'a> {
                 control.refuse_to_wait(progress, wait.reason, &wait.why)?;
                 control.block(wait.reason, wait.why.clone());
                 control.reporter.why = format!("waits: {}", wait.why);
-                control.reporter.waits(wait.reason, wait.why, wait.unblocks);
+                control.report_wait(wait);
             }
             Ok((index, why)) => {
                 let chosen = &candidates[index];

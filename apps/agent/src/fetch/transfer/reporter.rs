@@ -25,6 +25,8 @@ pub(super) struct TransferReporter<'a> {
     /// The wait that was reported last, and when; none while bytes move.
     waiting: Option<(TransferReason, BootInstant)>,
     said_infeasible: bool,
+    /// Whether it was reported that the deadline passed during a wait.
+    said_late: bool,
     said_probe: bool,
     said_spending: bool,
     /// Whether a metered link is being measured.
@@ -64,6 +66,7 @@ impl<'a> TransferReporter<'a> {
             repeats_waits,
             waiting: None,
             said_infeasible: false,
+            said_late: false,
             said_probe: false,
             said_spending: false,
             is_probing: false,
@@ -168,6 +171,38 @@ impl<'a> TransferReporter<'a> {
             why,
             unblocks,
         });
+    }
+
+    /// Reports, once, that the deadline passed while the transfer waits, which goes on, and what would end the wait.
+    pub(super) fn note_late_wait(&mut self, reason: TransferReason) {
+        if std::mem::replace(&mut self.said_late, true) {
+            return;
+        }
+        let text = match reason {
+            TransferReason::PathCost | TransferReason::RoamingBlocked => {
+                "the deadline passed without a free network; the transfer goes on when there is one. To go on now: \
+                 --policy any"
+            }
+            TransferReason::PathTooSlow => {
+                "the deadline passed without an answer over a free network; the transfer goes on when one carries. To \
+                 go on now: --policy any"
+            }
+            TransferReason::NoPath => {
+                "the deadline passed without a network; the transfer goes on when there is one"
+            }
+            TransferReason::OverBudget => {
+                "the deadline passed, and the data limit is used up; the transfer goes on when a free network is up"
+            }
+            _ => "the deadline passed; the transfer goes on, and will be late",
+        };
+        self.note(Some(reason), text.to_owned());
+    }
+
+    /// Lets a new deadline be reported as the first one was.
+    pub(super) fn terms_changed(&mut self) {
+        self.said_late = false;
+        self.wait_is_over();
+        self.note(None, "its terms have changed".into());
     }
 
     /// Ends a wait, so that the next one is reported again.
@@ -331,6 +366,21 @@ mod tests {
             wait(reporter, TransferReason::PathCost);
         });
         assert_eq!(told, ["waiting", "waiting", "progress", "waiting"]);
+    }
+
+    #[test]
+    fn a_deadline_that_passes_during_a_wait_is_said_once_and_again_for_new_terms() {
+        let told = said(|reporter| {
+            reporter.note_late_wait(TransferReason::PathCost);
+            reporter.note_late_wait(TransferReason::NoPath);
+        });
+        assert_eq!(told, ["note"]);
+        let told = said(|reporter| {
+            reporter.note_late_wait(TransferReason::PathCost);
+            reporter.terms_changed();
+            reporter.note_late_wait(TransferReason::PathCost);
+        });
+        assert_eq!(told, ["note"; 3]);
     }
 
     #[test]

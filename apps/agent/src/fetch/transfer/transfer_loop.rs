@@ -178,7 +178,7 @@ impl<'a, S: TransferSource<'a>, C: TransferContent<'a, S>> TransferLoop<'a, S, C
     /// Reports why nothing moves, and waits until something changes.
     async fn sleep(&mut self, wait: LinkWait, at_most: Duration) -> Result<(), TransferFailure> {
         let control = &mut self.control;
-        control.reporter.waits(wait.reason, wait.why, wait.unblocks);
+        control.report_wait(wait);
         control.check_stop()?;
         self.content.checkpoint(&mut self.source, control).await?;
         let (links, stop) = (&mut control.links, &mut control.stop);
@@ -233,7 +233,8 @@ impl<'a, S: TransferSource<'a>, C: TransferContent<'a, S>> TransferLoop<'a, S, C
         };
         let accepted = self
             .content
-            .accept(answer, request, &mut self.source, control)?;
+            .accept(answer, request, &mut self.source, control)
+            .await?;
         Ok(match accepted {
             Some(body) => StepEnd::Answered(body, epoch),
             None => StepEnd::Left,

@@ -247,7 +247,7 @@ impl<'a> TransferContent<'a, ProxySource<'a>> for Upload {
         })
     }
 
-    fn accept(
+    async fn accept(
         &mut self,
         answer: UploadFlow,
         _request: Arc<UploadSource>,

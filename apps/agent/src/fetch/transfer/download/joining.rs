@@ -16,7 +16,7 @@ const RESTARTS_MAX: u32 = 5; // a guess
 impl Download {
     /// Checks whether the answer's bytes may be joined to those held. Returns the overlap that must
     /// arrive first, or nothing if another request is needed.
-    pub(super) fn join(
+    pub(super) async fn join(
         &mut self,
         answer: &FetchResponse,
         ask: &GetRequest,
@@ -35,10 +35,14 @@ impl Download {
         self.version.clone_from(&answer.version);
         let held = self.sink.held_bytes();
         match answer.part {
-            ContentPart::Whole(length) => self.join_whole(answer, ask, length, control).map(Some),
+            ContentPart::Whole(length) => {
+                let overlap = self.join_whole(answer, ask, length, control).await?;
+                Ok(Some(overlap))
+            }
             // Also what an origin that sends a range nobody asked for means.
             ContentPart::Range { from: 0, total, .. } => {
-                self.join_whole(answer, ask, total, control).map(Some)
+                let overlap = self.join_whole(answer, ask, total, control).await?;
+                Ok(Some(overlap))
             }
             ContentPart::Range { from, total, .. } => {
                 let note = &self.sink.note;
@@ -77,7 +81,7 @@ impl Download {
 
     /// Joins an answer with the whole object. The bytes held are kept only if they are so few that all
     /// can be compared, and the validator is the same.
-    fn join_whole(
+    async fn join_whole(
         &mut self,
         answer: &FetchResponse,
         ask: &GetRequest,
@@ -97,7 +101,8 @@ impl Download {
                 .distrust
                 .take()
                 .unwrap_or_else(|| self.why_from_zero(answer));
-            self.restart(&why, control).map_err(FetchFault::Final)?;
+            let restarted = self.restart(&why, control).await;
+            restarted.map_err(FetchFault::Final)?;
         }
         self.distrust = None;
         self.sink.note.length = length;
@@ -117,7 +122,7 @@ impl Download {
         }
     }
 
-    fn restart(
+    async fn restart(
         &mut self,
         why: &str,
         control: &mut TransferControl<'_>,
@@ -132,7 +137,7 @@ impl Download {
             let text = format!("{why}; gave up after starting from zero {RESTARTS_MAX} times");
             return Err(changed(text));
         }
-        if !self.sink.restart()? {
+        if !self.sink.restart().await? {
             let text = format!(
                 "{why}, and {} were already written to standard output; use -o FILE",
                 human_bytes(held)

@@ -7,7 +7,7 @@ use d2tp_sched::format_duration;
 use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::outcome::{TransferExit, TransferFailure, TransferReason};
 use crate::fetch::proxy::SILENT_MAX;
-use crate::fetch::transfer::control::TransferControl;
+use crate::fetch::transfer::control::{LinkWait, TransferControl};
 
 /// How long the proxy may be silent before the user is informed.
 const UNREACHABLE_AFTER: Duration = SILENT_MAX;
@@ -84,7 +84,11 @@ impl ProxyAnswers {
         let silent = !matches!(silence, ProxySilence::No | ProxySilence::OfOrigin(_));
         if let Some(why) = intercepted.filter(|_| silent) {
             let unblocks = "signing in | another network".to_owned();
-            (control.reporter).waits(TransferReason::Portal, why, unblocks);
+            control.report_wait(LinkWait {
+                reason: TransferReason::Portal,
+                why,
+                unblocks,
+            });
             return Ok(());
         }
         let (reason, why, unblocks) = match silence {
@@ -120,7 +124,11 @@ impl ProxyAnswers {
                 }
             }
         };
-        control.reporter.waits(reason, why, unblocks.to_owned());
+        control.report_wait(LinkWait {
+            reason,
+            why,
+            unblocks: unblocks.to_owned(),
+        });
         Ok(())
     }
 

@@ -211,7 +211,7 @@ impl<'a> TransferContent<'a, ScriptedSource<'a>> for CountedContent {
         }
     }
 
-    fn accept(
+    async fn accept(
         &mut self,
         answer: ScriptedAnswer,
         (): (),
