@@ -19,7 +19,9 @@ use std::time::Duration;
 
 use anyhow::Context;
 use d2tp_driver::{PublicKey, ServerAddress, ServerList};
-use d2tp_links::{ClassRules, CostResolver, LinkMonitor, NetworkManager, NetworkRules};
+use d2tp_links::{
+    ClassRules, CostResolver, LinkMonitor, NetworkManager, NetworkRule, NetworkRules,
+};
 
 use settings_file::SettingsFile;
 pub use settings_file::{SettingsChange, SettingsError};
@@ -294,10 +296,17 @@ impl UserSettings {
 
     /// The rules for networks in all files, the user's first.
     pub fn rules(&self) -> NetworkRules {
-        let rules = self.files.iter().flat_map(|file| file.rules.network.iter());
         NetworkRules {
-            network: rules.cloned().collect(),
+            network: self.network_rules().map(|(rule, _)| rule.clone()).collect(),
         }
+    }
+
+    /// The rules for networks in all files, the user's first, with the file that each is from.
+    pub fn network_rules(&self) -> impl Iterator<Item = (&NetworkRule, &Path)> {
+        self.files.iter().flat_map(|file| {
+            let path = file.path.as_path();
+            file.rules.network.iter().map(move |rule| (rule, path))
+        })
     }
 
     /// Changes the user's settings, in the file that [`user_file`] names. Returns its path.

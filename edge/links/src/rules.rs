@@ -122,6 +122,11 @@ impl TryFrom<u8> for ResetDay {
 }
 
 impl ResetDay {
+    /// The number of the day: 1 to 31.
+    pub fn number(self) -> u8 {
+        self.0
+    }
+
     /// The first day of the counting month that contains a day. Days are year, month and day.
     pub fn began(self, (year, month, day): (i16, u8, u8)) -> (i16, u8, u8) {
         let here = self.0.min(days_in(year, month));

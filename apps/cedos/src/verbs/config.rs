@@ -4,12 +4,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, bail};
+use cedos_agent::fetch::report::human_bytes;
 use cedos_agent::settings::schema::{self, SETTINGS};
 use cedos_agent::settings::{
     SYSTEM_FILE, SettingSource, SettingsChange, SettingsError, UserSettings, user_file,
 };
 use cedos_terminal::{print_stderr, print_stdout};
 use clap::{Args, Subcommand};
+use d2tp_links::NetworkRule;
 use serde_json::{Value, json};
 
 /// The text of a new file, for `edit`.
@@ -149,19 +151,8 @@ fn show(only: Option<&str>, json: bool) -> anyhow::Result<()> {
         let source = SettingSource::File(path.to_path_buf());
         print_setting(&key, Some(address), &source, None, json);
     }
-    for rule in settings.rules().network {
-        let class = rule.class().map_or("auto".to_owned(), |class| {
-            format!("{class:?}").to_lowercase()
-        });
-        match json {
-            true => print_stdout(
-                &json!({"key": schema::NETWORK_TABLE, "value": {
-                    "of": rule.describe(), "class": class, "cap": rule.cap,
-                }})
-                .to_string(),
-            ),
-            false => print_stdout(&format!("network ({}) = {class}", rule.describe())),
-        }
+    for (rule, path) in settings.network_rules() {
+        print_rule(rule, path, json);
     }
     if !json && settings.paths().next().is_none() {
         let path = user_file()?;
@@ -194,6 +185,30 @@ fn print_setting(
         Some(text) => print_stdout(&format!("{key} = {text}  ({source})")),
         None => print_stdout(&format!("{key} is not set")),
     }
+}
+
+fn print_rule(rule: &NetworkRule, path: &Path, json: bool) {
+    let class = rule.class().map_or("auto".to_owned(), |class| {
+        format!("{class:?}").to_lowercase()
+    });
+    let (day, cutoff) = (rule.reset_day.number(), rule.cutoff.as_str());
+    if json {
+        let told = json!({
+            "key": schema::NETWORK_TABLE,
+            "value": {
+                "of": rule.describe(), "class": class, "cap": rule.cap, "reset_day": day, "cutoff": cutoff,
+            },
+            "from": "file",
+            "source": path,
+        });
+        return print_stdout(&told.to_string());
+    }
+    let cap = rule.cap.map(|cap| {
+        let cap = human_bytes(cap);
+        format!(", cap {cap} a month, reset_day {day}, cutoff {cutoff}")
+    });
+    let (of, cap, path) = (rule.describe(), cap.unwrap_or_default(), path.display());
+    print_stdout(&format!("network ({of}) = {class}{cap}  ({path})"));
 }
 
 fn check(files: &[PathBuf], json: bool) -> anyhow::Result<()> {

@@ -43,6 +43,30 @@ async fn show_says_where_each_value_is_from() {
 }
 
 #[tokio::test]
+async fn show_has_the_rules_for_networks_with_their_file() {
+    let home = tempfile::tempdir().unwrap();
+    let file = config_file(home.path());
+    std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+    let rule = "[[network]]\nssid = \"Train\"\nclass = \"metered\"\ncap = \"2G\"\nreset_day = 14\n";
+    std::fs::write(&file, rule).unwrap();
+    let shown = run(home.path(), &["config", "show", "--json"]).await;
+    let rule = shown.events.iter().find(|event| event["key"] == "network");
+    let rule = rule.unwrap_or_else(|| panic!("no rule: {:?}", shown.events));
+    assert_eq!(rule["value"]["of"], "ssid Train");
+    assert_eq!(rule["value"]["cap"], 2_000_000_000_u64);
+    assert_eq!(rule["value"]["reset_day"], 14);
+    assert_eq!(rule["from"], "file");
+    assert_eq!(Path::new(rule["source"].as_str().unwrap()), file);
+    let words = cedos(home.path(), &["config", "show"]).output().await;
+    let words = String::from_utf8(words.unwrap().stdout).unwrap();
+    let of = "network (ssid Train) = metered, cap 2.00 GB a month, reset_day 14, cutoff hard";
+    assert!(
+        words.contains(&format!("{of}  ({})", file.display())),
+        "{words}"
+    );
+}
+
+#[tokio::test]
 async fn an_unknown_key_ends_with_two_and_names_the_nearest() {
     let home = tempfile::tempdir().unwrap();
     let set = run(home.path(), &["config", "set", "transfer.polcy", "any"]).await;
