@@ -179,7 +179,13 @@ fn advice(option: &str) -> Option<&'static str> {
 /// another downloader. `arguments`: the command line.
 pub fn explain(error: &mut clap::Error, arguments: &[String]) {
     let is_transfer = matches!(arguments.get(1).map(String::as_str), Some("get" | "put"));
-    if error.kind() != ErrorKind::UnknownArgument || !is_transfer {
+    if !is_transfer {
+        return;
+    }
+    if error.kind() == ErrorKind::ValueValidation {
+        return explain_file(error, arguments);
+    }
+    if error.kind() != ErrorKind::UnknownArgument {
         return;
     }
     let Some(ContextValue::String(unknown)) = error.get(ContextKind::InvalidArg) else {
@@ -195,6 +201,20 @@ pub fn explain(error: &mut clap::Error, arguments: &[String]) {
         error.remove(ContextKind::SuggestedArg);
         let tip = ContextValue::StyledStrs(vec![StyledStr::from(text)]);
         error.insert(ContextKind::Suggested, tip);
+    }
+}
+
+/// Adds to an error about a URL that it is the file of wget's `-O`, if it comes after that.
+fn explain_file(error: &mut clap::Error, arguments: &[String]) {
+    let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue) else {
+        return;
+    };
+    let is_file = |pair: &[String]| {
+        ["-O", "--output-document"].contains(&pair[0].as_str()) && pair[1] == *value
+    };
+    if arguments.windows(2).any(is_file) {
+        let tip = StyledStr::from("-o FILE names the file (wget's -O)");
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip]));
     }
 }
 
@@ -224,11 +244,7 @@ mod tests {
     fn an_option_of_another_downloader_is_answered_by_the_right_one() {
         let url = "https://h/a";
         for (option, words) in [
-            (&["-O"][..], "-o FILE names it"),
-            (&["-C", "-"], "the same command resumes"),
-            (&["-C-"], "the same command resumes"),
-            (&["-c"], "the same command resumes"),
-            (&["-nc"], "--skip-existing"),
+            (&["-nc"][..], "--skip-existing"),
             (&["-L"], "redirects are followed anyway"),
             (&["--max-download-limit=2M"], "--limit-rate"),
             (&["-q"], "2> /dev/null"),
@@ -251,6 +267,22 @@ mod tests {
     }
 
     #[test]
+    fn options_by_which_curl_and_wget_name_and_resume_downloads_are_taken() {
+        let url = "https://h/a";
+        for option in [&["-O"][..], &["-C", "-"], &["-C-"], &["-OC-"], &["-c"]] {
+            let line = [&["cedos", "get"][..], option, &[url]].concat();
+            let read = TestCommand::command().try_get_matches_from(&line);
+            assert!(read.is_ok(), "{option:?}: {}", read.unwrap_err());
+        }
+        let file = told(&["cedos", "get", "-O", "a.bin", url]);
+        assert!(file.contains("-o FILE names the file"), "{file}");
+        let offset = told(&["cedos", "get", "-C", "100", url]);
+        assert!(offset.contains("resumes where it stopped"), "{offset}");
+        let upload = told(&["cedos", "put", "-C", "-", "a.bin", url]);
+        assert!(upload.contains("the same command resumes"), "{upload}");
+    }
+
+    #[test]
     fn every_spelling_has_one_answer() {
         let mut seen = std::collections::HashSet::new();
         for spelling in TABLE.iter().flat_map(|(spellings, _)| *spellings) {
@@ -264,7 +296,8 @@ mod tests {
         command.build();
         for verb in ["get", "put"] {
             let verb = command.find_subcommand(verb).expect("a verb");
-            for argument in verb.get_arguments() {
+            // What is hidden is another program's, and taken as such.
+            for argument in verb.get_arguments().filter(|one| !one.is_hide_set()) {
                 let long = argument.get_long().map(|long| format!("--{long}"));
                 let short = argument.get_short().map(|short| format!("-{short}"));
                 for spelling in long.into_iter().chain(short) {

@@ -69,6 +69,24 @@ pub struct GetArgs {
     #[arg(long, conflicts_with = "every")]
     pub(super) skip_existing: bool,
 
+    /// curl's option: the server or the URL names the file, as it does without -o
+    #[arg(
+        short = 'O',
+        long = "remote-name",
+        alias = "remote-name-all",
+        conflicts_with = "output",
+        hide = true
+    )]
+    _remote_name: bool,
+
+    /// curl's option, with `-` alone: a stopped download is always resumed
+    #[arg(short = 'C', long = "continue-at", value_name = "OFFSET", allow_hyphen_values = true, value_parser = parse_continue_at, hide = true)]
+    _continue_at: Option<String>,
+
+    /// wget's option: a stopped download is always resumed
+    #[arg(short = 'c', long = "continue", hide = true)]
+    _continue: bool,
+
     #[command(flatten)]
     pub(super) how: TransferArgs,
 
@@ -123,6 +141,16 @@ pub(super) fn parse_rate(text: &str) -> Result<u64, String> {
     match option_parsers::parse_bytes(text)? {
         rate if rate >= LIMIT_RATE_MIN => Ok(rate),
         _ => Err(format!("at least {LIMIT_RATE_MIN} bytes per second")),
+    }
+}
+
+fn parse_continue_at(text: &str) -> Result<String, String> {
+    match text {
+        "-" => Ok(text.to_owned()),
+        _ => Err(
+            "a stopped download resumes where it stopped, and nowhere else; leave it out"
+                .to_owned(),
+        ),
     }
 }
 
