@@ -431,10 +431,59 @@ pub const EXAMPLES: &[(&str, [&str; 2])] = &[
         ],
     ),
     (
+        "lab run",
+        [
+            "cedos lab run train.toml --client get",
+            "cedos lab run train.toml -- curl -O http://origin/",
+        ],
+    ),
+    (
+        "lab kill",
+        [
+            "cedos lab kill --points 200",
+            "cedos lab kill --points 20 --fault power",
+        ],
+    ),
+    (
         "sim",
         [
             "cedos sim run train.toml",
             "cedos sim run train.toml --json",
+        ],
+    ),
+    (
+        "sim run",
+        [
+            "cedos sim run train.toml --log train.log",
+            "cedos sim run train.toml --seed 7 --json",
+        ],
+    ),
+    (
+        "sim fuzz",
+        [
+            "cedos sim fuzz --seeds 1000",
+            "cedos sim fuzz --seeds 1 --first 4711 --salt 3 --keep found",
+        ],
+    ),
+    (
+        "sim vary",
+        [
+            "cedos sim vary train.toml --seeds 1000",
+            "cedos sim vary train.toml --first 4711 --seeds 1",
+        ],
+    ),
+    (
+        "sim score",
+        [
+            "cedos sim score tram.csv --seed 100 --sets 16",
+            "cedos sim score tram.csv --policy d2sched --json",
+        ],
+    ),
+    (
+        "sim foresee",
+        [
+            "cedos sim foresee monday.csv tuesday.csv",
+            "cedos sim foresee monday.csv tuesday.csv wednesday.csv",
         ],
     ),
     ("repro", ["cedos repro", "cedos repro C1"]),

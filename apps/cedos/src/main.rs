@@ -8,6 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 
 use anyhow::anyhow;
+use cedos::help::with_examples_and_groups;
 use cedos::{
     CompletionsArgs, EXIT_CODES, ManPagesArgs, ProductVerb, companion_program, exit_code,
     parse_arguments,
@@ -73,8 +74,11 @@ fn main() -> ExitCode {
         }
         CedosVerb::ManPages(args) => exit_code(
             "cedos man-pages",
-            args.run(CedosCommand::command(), &LABORATORY_VERBS)
-                .map(|()| ExitCode::SUCCESS),
+            args.run(
+                with_examples_and_groups(CedosCommand::command()),
+                &LABORATORY_VERBS,
+            )
+            .map(|()| ExitCode::SUCCESS),
         ),
     }
 }

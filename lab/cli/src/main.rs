@@ -22,6 +22,10 @@ struct LabCli {
     verb: LaboratoryVerb,
 }
 
+/// The examples in the overview.
+const OVERVIEW_EXAMPLES: &str =
+    "Examples:\n  cedos-lab demo\n  cedos-lab lab run train.toml --client get";
+
 #[derive(Debug, Subcommand)]
 enum LaboratoryVerb {
     Lab(verbs::lab::LabArgs),
@@ -73,7 +77,7 @@ fn laboratory_command() -> clap::Command {
     for verb in product.get_subcommands() {
         command = command.mut_subcommand(verb.get_name(), |verb| verb.hide(true));
     }
-    with_examples_and_groups(command)
+    with_examples_and_groups(command).before_help(OVERVIEW_EXAMPLES)
 }
 
 fn parse() -> Result<LabCli, ExitCode> {
@@ -82,4 +86,28 @@ fn parse() -> Result<LabCli, ExitCode> {
     matches
         .and_then(|matches| LabCli::from_arg_matches(&matches))
         .map_err(|error| usage_exit(&error.format(&mut command)))
+}
+
+#[cfg(test)]
+mod tests {
+    use cedos::help::{EXAMPLES, verbs_without_examples};
+
+    use super::*;
+
+    #[test]
+    fn every_verb_has_two_examples_and_they_are_accepted() {
+        assert_eq!(verbs_without_examples(&laboratory_command()), [""; 0]);
+        let laboratory = |verb: &str| {
+            let first = verb.split(' ').next().unwrap_or_default();
+            ["lab", "demo", "sim", "repro"].contains(&first)
+        };
+        let examples = EXAMPLES.iter().filter(|(verb, _)| laboratory(verb));
+        for example in examples.flat_map(|(_, examples)| examples) {
+            let words = example.split_whitespace();
+            let read = LabCli::try_parse_from(words);
+            assert!(read.is_ok(), "{example}: {}", read.unwrap_err());
+        }
+        let help = laboratory_command().render_help().to_string();
+        assert!(help.starts_with("Examples:\n  cedos-lab demo"), "{help}");
+    }
 }

@@ -71,12 +71,42 @@ fn write_pages(command: Command, elsewhere: &[&str], directory: &Path) -> io::Re
     let mut command = command.disable_help_subcommand(true);
     command.build();
     for verb in command.get_subcommands() {
-        if !verb.is_hide_set() && !elsewhere.contains(&verb.get_name()) {
-            clap_mangen::generate_to(verb.clone(), directory)?;
+        if !elsewhere.contains(&verb.get_name()) {
+            write_page_with_verbs(verb, directory)?;
         }
     }
-    clap_mangen::Man::new(command).generate_to(directory)?;
-    Ok(())
+    write_page(&command, directory)
+}
+
+/// Writes the pages of a verb that is not hidden and of the verbs below it.
+fn write_page_with_verbs(verb: &Command, directory: &Path) -> io::Result<()> {
+    if verb.is_hide_set() || verb.get_name() == "help" {
+        return Ok(());
+    }
+    for below in verb.get_subcommands() {
+        write_page_with_verbs(below, directory)?;
+    }
+    write_page(verb, directory)
+}
+
+/// Writes the page of a command: what clap knows of it, and its examples, which `--help` has at its beginning.
+fn write_page(command: &Command, directory: &Path) -> io::Result<()> {
+    let man = clap_mangen::Man::new(command.clone().disable_help_subcommand(true));
+    let mut page = Vec::new();
+    man.render(&mut page)?;
+    if let Some(examples) = command.get_before_help() {
+        page.extend(examples_section(&examples.to_string()).into_bytes());
+    }
+    std::fs::write(directory.join(man.get_filename()), page)
+}
+
+/// The section of a manual page with these examples, as roff.
+fn examples_section(examples: &str) -> String {
+    let lines = examples.lines().filter(|line| line.starts_with("  "));
+    // A minus that is not escaped is printed as a hyphen, which no shell takes for one.
+    let lines = lines.map(|line| line.trim().replace('\\', "\\e").replace('-', "\\-"));
+    let lines: Vec<String> = lines.map(|line| format!("\\&{line}\n")).collect();
+    format!(".SH EXAMPLES\n.nf\n{}.fi\n", lines.concat())
 }
 
 #[cfg(test)]
@@ -105,6 +135,18 @@ mod tests {
     #[test]
     fn every_visible_verb_has_a_page() {
         assert_eq!(pages(&[]), ["cedos-get.1", "cedos-lab.1", "cedos.1"]);
+    }
+
+    #[test]
+    fn a_page_has_the_examples_of_the_help() {
+        let get =
+            Command::new("get").before_help("Examples:\n  cedos get -o a\n  cedos get 'b\\c'");
+        let command = Command::new("cedos").subcommand(get);
+        let directory = tempfile::tempdir().expect("a directory");
+        write_pages(command, &[], directory.path()).expect("pages");
+        let page = std::fs::read_to_string(directory.path().join("cedos-get.1")).expect("a page");
+        let section = ".SH EXAMPLES\n.nf\n\\&cedos get \\-o a\n\\&cedos get 'b\\ec'\n.fi\n";
+        assert!(page.ends_with(section), "{page}");
     }
 
     #[test]
