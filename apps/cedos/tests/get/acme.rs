@@ -44,6 +44,23 @@ fn is_installed(program: &str) -> bool {
     asked.status().is_ok()
 }
 
+/// The options by which the DNS server listens at this address alone. It is `-dns01` in older versions and `-dnsserver` in
+/// newer ones, some of which also open a port for DNS over HTTPS.
+fn name_server_options(at: &str) -> Result<Vec<String>> {
+    let help = Command::new("pebble-challtestsrv").arg("-help").output()?;
+    let help = String::from_utf8_lossy(&help.stderr).into_owned();
+    let knows = |option: &str| help.lines().any(|line| line.trim().starts_with(option));
+    let listen = match knows("-dnsserver ") {
+        true => "-dnsserver",
+        false => "-dns01",
+    };
+    let mut options = vec![listen.to_owned(), at.to_owned()];
+    if knows("-doh ") {
+        options.extend(["-doh".to_owned(), String::new()]);
+    }
+    Ok(options)
+}
+
 /// Starts pebble, which validates hosts at `tls_port`. Its own certificate is in `folder`.
 async fn pebble(folder: &Path, tls_port: u16) -> Result<Pebble> {
     let authority = TestAuthority::new();
@@ -79,7 +96,8 @@ async fn pebble(folder: &Path, tls_port: u16) -> Result<Pebble> {
                 "-https01",
                 "",
             ])
-            .args(["-tlsalpn01", "", "-dns01", &format!("127.0.0.1:{dns}")])
+            .args(["-tlsalpn01", ""])
+            .args(name_server_options(&format!("127.0.0.1:{dns}"))?)
             .args(["-management", &format!("127.0.0.1:{dns_management}")]),
     )?;
     let authority = quiet(
