@@ -79,6 +79,11 @@ pub trait Dial: Send {
         None
     }
 
+    /// How the session that carries the streams ended, for users, if it did and another session may do better.
+    fn session_end_text(&self) -> Option<String> {
+        None
+    }
+
     /// The connection attempts that go unanswered, where each connection is bound to a link.
     fn unanswered_connects(&self) -> Option<&UnansweredConnects> {
         None

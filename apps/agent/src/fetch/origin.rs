@@ -27,7 +27,7 @@ use super::exchange::{GetRequest, exchange};
 use super::mode::FetchMode;
 use super::outcome::TransferFailure;
 use super::request_method::RequestMethod;
-use super::session_refusal::{host_and_port, session_refusal};
+use super::session_refusal::{host_and_port, session_end_text, session_refusal};
 
 /// How long an origin may take to answer a handshake.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(3); // a guess: a handshake and an answer
@@ -88,8 +88,8 @@ impl OriginSession {
         }
     }
 
-    /// The host that ended a session for this device, for users, and how it ended.
-    fn refused_by(&self, origin: &D2tpOrigin) -> Option<(String, SessionEnd)> {
+    /// The host with which a session of this device ended, for users, and how it ended.
+    fn ended_by(&self, origin: &D2tpOrigin) -> Option<(String, SessionEnd)> {
         match self {
             OriginSession::Direct(device) => Some((origin.server_text(), device.ended()?)),
             OriginSession::ThroughProxy(device, peer) => match device.ended() {
@@ -257,8 +257,8 @@ impl D2tpOrigin {
                 let mut peer_events = peer.events();
                 // A relay that the proxy refuses would be asked for again and again.
                 loop {
-                    if let Some(refused) = self.proxy_refusal(&device) {
-                        return Err(FetchFault::Final(refused));
+                    if let Some(fault) = self.session_fault(&device) {
+                        return Err(fault);
                     }
                     let mut paths = device.paths().into_iter();
                     let answers = paths.any(|path| path.state == PathState::Active);
@@ -276,14 +276,18 @@ impl D2tpOrigin {
                 retry_after: None,
             }),
             Err(error) => Err(self
-                .proxy_refusal(&device)
-                .map_or_else(|| FetchFault::Path(error.to_string()), FetchFault::Final)),
+                .session_fault(&device)
+                .unwrap_or_else(|| FetchFault::Path(error.to_string()))),
         }
     }
 
-    /// Why the server of the device's own session will never accept it, if so.
-    fn proxy_refusal(&self, device: &Device) -> Option<TransferFailure> {
-        session_refusal(&device.ended()?, &self.server_text(), &self.key.public())
+    /// Why the device's own session is over, if it is.
+    fn session_fault(&self, device: &Device) -> Option<FetchFault> {
+        let (end, server) = (device.ended()?, self.server_text());
+        Some(match session_refusal(&end, &server, &self.key.public()) {
+            Some(refusal) => FetchFault::Final(refusal),
+            None => FetchFault::Path(session_end_text(&end, &server)),
+        })
     }
 
     /// The server of the device's own session, for users.
@@ -354,8 +358,14 @@ impl Dial for D2tpOrigin {
     fn session_failure(&self) -> Option<TransferFailure> {
         // While it is locked, a session is being begun, which says itself how that fails.
         let session = self.session.try_lock().ok()?;
-        let (server, end) = session.as_ref()?.refused_by(self)?;
+        let (server, end) = session.as_ref()?.ended_by(self)?;
         session_refusal(&end, &server, &self.key.public())
+    }
+
+    fn session_end_text(&self) -> Option<String> {
+        let session = self.session.try_lock().ok()?;
+        let (server, end) = session.as_ref()?.ended_by(self)?;
+        Some(session_end_text(&end, &server))
     }
 
     fn answering_proxy(&self) -> Option<String> {

@@ -526,6 +526,13 @@ impl Dial for ProxyClient {
         self.flow_loss().err()
     }
 
+    fn session_end_text(&self) -> Option<String> {
+        match self.flow_loss() {
+            Ok(Some(FlowLoss::Session(text))) => Some(text),
+            _ => None,
+        }
+    }
+
     fn answering_proxy(&self) -> Option<String> {
         self.tunnel.is_none().then(|| self.address().to_string())
     }

@@ -1,6 +1,9 @@
-//! The messages of all verbs about a server that never accepts this device's session.
+//! The messages of all verbs about a server that ended this device's session, or never accepts one.
 
-use d2tp_driver::{NodeAddress, PublicKey, ServerAddress, ServerNodes, SessionEnd, refusal_text};
+use cedos_text::RemoteText;
+use d2tp_driver::{
+    NodeAddress, PublicKey, ReasonCode, ServerAddress, ServerNodes, SessionEnd, refusal_text,
+};
 
 use super::outcome::{TransferExit, TransferFailure, TransferReason};
 
@@ -26,10 +29,44 @@ pub fn session_refusal(
     Some(TransferFailure::of(exit, reason, text))
 }
 
+/// How a session ended that another one may follow, in one sentence. `server` names the server, as in "the proxy HOST:PORT".
+pub fn session_end_text(end: &SessionEnd, server: &str) -> String {
+    match end {
+        SessionEnd::Peer { code, text } => match RemoteText::new(text) {
+            words if words.is_empty() => format!("{server} closed the session (code {code:#x})"),
+            words => format!("{server} closed the session: {words}"),
+        },
+        SessionEnd::Refused(ReasonCode::LimitReached) => {
+            format!("{server} has as many sessions as it takes; try again later")
+        }
+        end => format!("{server}: {end}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use d2tp_driver::ReasonCode;
+
+    #[test]
+    fn the_words_of_a_server_that_closes_are_one_line_without_controls() {
+        let text = |text: &str| {
+            let text = text.to_owned();
+            session_end_text(&SessionEnd::Peer { code: 3, text }, "the server s:4433")
+        };
+        assert_eq!(
+            text("closed for\r\n\u{1b}[31mrepairs"),
+            "the server s:4433 closed the session: closed for \\u001b[31mrepairs"
+        );
+        assert_eq!(
+            text(" \n"),
+            "the server s:4433 closed the session (code 0x3)"
+        );
+        let full = SessionEnd::Refused(ReasonCode::LimitReached);
+        assert_eq!(
+            session_end_text(&full, "the proxy p:4433"),
+            "the proxy p:4433 has as many sessions as it takes; try again later"
+        );
+    }
 
     #[test]
     fn a_refusal_names_the_key_that_the_operator_needs() {

@@ -40,7 +40,7 @@ use super::optimistic_connect::OptimisticConnect;
 use super::refusal::{ConnectRefusal, RefusalCause};
 use super::target::TargetAddress;
 use crate::fetch::dial::FetchFault;
-use crate::fetch::proxy::{FlowOpenError, ProxyClient};
+use crate::fetch::proxy::{FlowLoss, FlowOpenError, ProxyClient};
 use crate::fetch::tunnel;
 
 /// The delay before a session that ended is opened again.
@@ -85,6 +85,8 @@ struct ProxySessionState {
     /// The number of failed attempts; `text` has the reason of the last one.
     failures: u64,
     text: String,
+    /// Why the proxy never admits this device, if it said so last.
+    refused: Option<String>,
 }
 
 /// The budget that connections share with whatever else the device carries.
@@ -137,6 +139,8 @@ pub struct ProxySession {
     answer_limit: Mutex<Option<Duration>>,
     /// Whether changes of the networks that carry connections are reported.
     reports_carriers: AtomicBool,
+    /// Whether failures of the session are reported when they occur.
+    reports_failures: AtomicBool,
     /// Connections that ended because D2Prox no longer knew them.
     lost: AtomicU64,
     tasks: Mutex<Vec<JoinHandle<()>>>,
@@ -170,6 +174,7 @@ impl ProxySession {
             reported_full: AtomicBool::new(false),
             answer_limit: Mutex::new(Some(ANSWER_LIMIT)),
             reports_carriers: AtomicBool::new(false),
+            reports_failures: AtomicBool::new(true),
             lost: AtomicU64::new(0),
             tasks: Mutex::default(),
         });
@@ -203,6 +208,11 @@ impl ProxySession {
     /// Reports in the log which networks carry connections, whenever that changes.
     pub fn report_carriers(&self) {
         self.reports_carriers.store(true, Relaxed);
+    }
+
+    /// Sets whether failures of the session are reported when they occur, and not only to those who wait for it.
+    pub fn set_reports_failures(&self, reports: bool) {
+        self.reports_failures.store(reports, Relaxed);
     }
 
     /// Connections that ended because the proxy was started again, or forgot them.
@@ -332,11 +342,17 @@ impl ProxySession {
             Err(fault) => {
                 let text = match self.proxy.flow_loss() {
                     Err(failure) => failure.text,
+                    Ok(Some(FlowLoss::Session(text))) => text,
                     Ok(_) => words(fault),
                 };
                 Err(ConnectRefusal::new(RefusalCause::NoProxy, text))
             }
         }
+    }
+
+    /// Why the proxy never admits this device, if it said so last, and what to do.
+    pub fn proxy_refusal(&self) -> Option<String> {
+        self.state.borrow().refused.clone()
     }
 
     /// Waits until there is a session.
@@ -381,6 +397,7 @@ impl ProxySession {
                             Ok(None | Some(SessionEvent::Closed(_))) => break,
                             Ok(Some(event)) => {
                                 if matches!(event, SessionEvent::PathUp { .. }) {
+                                    self.state.send_modify(|state| state.refused = None);
                                     (answered, patience) = (true, ENDED_EVERY);
                                     self.answered.send_replace(true);
                                 }
@@ -401,6 +418,10 @@ impl ProxySession {
                         }
                     }
                     let failed = self.proxy.flow_loss().err().map(|failure| failure.text);
+                    if let Some(text) = &failed {
+                        let refused = Some(text.clone());
+                        self.state.send_modify(|state| state.refused = refused);
+                    }
                     self.proxy.drop_session();
                     self.fell(failed);
                     if has_moved {
@@ -492,7 +513,9 @@ impl ProxySession {
         self.state.send_modify(|state| {
             state.up = false;
             if let Some(text) = failed {
-                tracing::warn!("{text}");
+                if self.reports_failures.load(Relaxed) {
+                    tracing::warn!("{text}");
+                }
                 state.failures += 1;
                 state.text = text;
             }

@@ -32,7 +32,7 @@ use crate::fetch::direct::DirectConnector;
 use crate::fetch::local_hosts::LocalHosts;
 use crate::fetch::mode::FetchMode;
 use crate::fetch::origin::is_this_machine;
-use crate::fetch::proxy::ProxyClient;
+use crate::fetch::proxy::{FlowLoss, ProxyClient};
 
 /// How long a link must have carried before its rate is measured.
 const RATE_AFTER: Duration = Duration::from_millis(1_500); // a guess: a new path still speeds up
@@ -179,8 +179,10 @@ impl StreamTransport {
                             break;
                         }
                     }
-                    if let Err(failure) = proxy.flow_loss() {
-                        self.measured().trouble = Some(failure.text);
+                    match proxy.flow_loss() {
+                        Err(failure) => self.measured().trouble = Some(failure.text),
+                        Ok(Some(FlowLoss::Session(text))) => self.measured().trouble = Some(text),
+                        Ok(_) => {}
                     }
                     proxy.drop_session();
                 }

@@ -17,7 +17,7 @@ use std::time::Duration;
 use cedos_agent::agent::api::AgentRequest;
 use cedos_agent::agent::client::AgentApiClient;
 use cedos_agent::fetch::report::human_bytes;
-use cedos_agent::fetch::session_refusal::{host_and_port, session_refusal};
+use cedos_agent::fetch::session_refusal::{host_and_port, session_end_text, session_refusal};
 use cedos_agent::fetch::state_directory::state_directory;
 use cedos_agent::key::{device_key_path, load_device_key};
 use cedos_agent::settings::{self, UserSettings};
@@ -469,10 +469,17 @@ async fn check_session(address: &ServerAddress, server: &str, key: SecretKey) ->
             found
         }
         (Ok(false), Some(end)) => {
-            let refused = session_refusal(&end, &format!("the proxy {server}"), &public);
-            let text = refused.map_or_else(|| end.to_string(), |failure| failure.text);
-            let advice =
-                "its operator invites this device by `cedos prox invite`; here: cedos join LINE";
+            let proxy = format!("the proxy {server}");
+            let (text, advice) = match session_refusal(&end, &proxy, &public) {
+                Some(failure) => (
+                    failure.text,
+                    "its operator invites this device by `cedos prox invite`; here: cedos join LINE",
+                ),
+                None => (
+                    session_end_text(&end, &proxy),
+                    "try again later, or ask its operator",
+                ),
+            };
             vec![Finding::bad("proxy session", text, advice)]
         }
         _ => vec![Finding::bad(

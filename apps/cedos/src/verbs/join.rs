@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, bail};
 use cedos_agent::fetch::proxy::ProxyClient;
-use cedos_agent::fetch::session_refusal::host_and_port;
+use cedos_agent::fetch::session_refusal::{host_and_port, session_end_text};
 use cedos_agent::key::{device_key_path, load_device_key};
 use cedos_agent::settings::{self, SettingsChange, UserSettings};
 use cedos_prox::{Invitation, InvitationError};
@@ -295,8 +295,10 @@ enum JoinError {
     NotInviting,
     /// The proxy answered with a refusal, in words.
     Refused(String),
-    /// The session ended.
+    /// The session ended without an answer that can be read.
     Ended(String),
+    /// The session is over, and why.
+    Closed(SessionEnd),
     /// A D2TP server is there, and has another key.
     OtherKey,
     /// A D2TP server is there, and speaks other versions.
@@ -332,6 +334,7 @@ impl JoinError {
             }
             JoinError::Refused(text) => format!("the proxy {server} refused: {text}"),
             JoinError::Ended(text) => format!("the proxy {server} ended the session: {text}"),
+            JoinError::Closed(end) => session_end_text(end, &format!("the proxy {server}")),
             JoinError::OtherKey => format!(
                 "a proxy answers at {server}, but not with the key in the invitation: the line is another \
                  proxy's, or the proxy has a new key; {again}"
@@ -414,9 +417,8 @@ async fn enrol(
         (Err(error), None) if error.kind() == std::io::ErrorKind::TimedOut => {
             Err(JoinError::Silent)
         }
-        (Err(error), end) => Err(JoinError::Ended(
-            end.map_or_else(|| error.to_string(), |end| end.to_string()),
-        )),
+        (Err(_), Some(end)) => Err(JoinError::Closed(end)),
+        (Err(error), None) => Err(JoinError::Ended(error.to_string())),
     };
     device.close().await;
     result

@@ -8,7 +8,7 @@ use cedos_agent::fetch::deadline_text::parse_deadline;
 use cedos_agent::fetch::option_parsers;
 use cedos_agent::fetch::origin::follow_free_links;
 use cedos_agent::fetch::outcome::{TransferExit, TransferFailure};
-use cedos_agent::fetch::session_refusal::{host_and_port, session_refusal};
+use cedos_agent::fetch::session_refusal::{host_and_port, session_end_text, session_refusal};
 use cedos_agent::order::Deadline;
 use cedos_terminal::{print_stderr, print_stdout};
 use clap::Args;
@@ -152,11 +152,19 @@ impl PairingSession {
     /// What an error means for people; `wrong`: what to do about a code that does not match.
     pub fn failure(&self, error: &PairingError, wrong: &str) -> TransferFailure {
         let end = self.device.ended();
-        let refusal = end.and_then(|end| session_refusal(&end, &self.proxy, &self.key.public()));
+        let refusal = end.as_ref();
+        let refusal = refusal.and_then(|end| session_refusal(end, &self.proxy, &self.key.public()));
         refusal.unwrap_or_else(|| {
-            TransferFailure::error(match error {
-                PairingError::WrongCode => format!("{error}. {wrong}"),
-                PairingError::ProxyLost => format!("{error}: {}", self.proxy),
+            TransferFailure::error(match (error, end) {
+                (PairingError::WrongCode, _) => format!("{error}. {wrong}"),
+                (PairingError::ProxyLost, Some(end)) => {
+                    let ended = session_end_text(&end, &self.proxy);
+                    format!("{ended}. Run `cedos send` again for a new code")
+                }
+                (PairingError::ProxyLost, None) => format!(
+                    "the connection to {} broke. Run `cedos send` again for a new code",
+                    self.proxy
+                ),
                 _ => error.to_string(),
             })
         })

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use cedos_agent::fetch::origin::follow_free_links;
-use cedos_agent::fetch::session_refusal::{host_and_port, session_refusal};
+use cedos_agent::fetch::session_refusal::{host_and_port, session_end_text, session_refusal};
 use cedos_agent::settings::UserSettings;
 use cedos_prox::parse_key;
 use clap::Args;
@@ -264,9 +264,14 @@ impl ListeningDevice {
         let listener = match listener {
             Ok(listener) => listener,
             Err(error) => {
-                let refused = device.ended();
-                let refused = refused.and_then(|end| session_refusal(&end, &proxy, &public));
-                return Err(refused.map_or_else(|| error.into(), |failure| anyhow!(failure.text)));
+                let Some(end) = device.ended() else {
+                    return Err(error.into());
+                };
+                let refused = session_refusal(&end, &proxy, &public);
+                return Err(match refused {
+                    Some(failure) => anyhow!(failure.text),
+                    None => anyhow!(session_end_text(&end, &proxy)),
+                });
             }
         };
         if !printed.swap(true, Ordering::Relaxed) {
@@ -277,7 +282,10 @@ impl ListeningDevice {
             tokio::select! {
                 flow = listener.accept() => match flow {
                     Some(flow) => drop(tokio::spawn(answer(flow, self.files.clone()))),
-                    None => return Ok(()),
+                    None => match device.ended() {
+                        Some(end) => return Err(anyhow!(session_end_text(&end, &proxy))),
+                        None => return Ok(()),
+                    },
                 },
                 () = told_to_leave(&mut self.leaving) => break,
             }

@@ -4,14 +4,14 @@ use d2tp_driver::{FlowEnd, ResetCause, SessionEnd};
 
 use super::ProxyClient;
 use crate::fetch::outcome::TransferFailure;
-use crate::fetch::session_refusal::session_refusal;
+use crate::fetch::session_refusal::{session_end_text, session_refusal};
 
 /// Why a new flow must be opened at the proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FlowLoss {
     /// The proxy no longer knows the flow: it was restarted.
     Forgotten,
-    /// The whole session ended.
+    /// The whole session ended. The text says how, and names the proxy.
     Session(String),
     /// The deadline passed.
     Deadline,
@@ -31,7 +31,10 @@ impl ProxyClient {
             None | Some(FlowEnd::Complete | FlowEnd::Local(_)) => None,
             Some(FlowEnd::DeadlinePassed) => Some(FlowLoss::Deadline),
             Some(FlowEnd::Refused(_)) => Some(FlowLoss::Forgotten),
-            Some(FlowEnd::SessionEnded) => Some(FlowLoss::Session("the session ended".into())),
+            Some(FlowEnd::SessionEnded) => Some(FlowLoss::Session(format!(
+                "the session with the proxy {} ended",
+                self.address_text()
+            ))),
             Some(FlowEnd::Reset(code)) => match ResetCause::from_code(code) {
                 Some(ResetCause::Deadline) => Some(FlowLoss::Deadline),
                 Some(cause @ ResetCause::StoreFull) => {
@@ -57,7 +60,7 @@ impl ProxyClient {
                 Ok(FlowLoss::Session(failure.text))
             }
             Some(failure) => Err(failure),
-            None => Ok(FlowLoss::Session(end.to_string())),
+            None => Ok(FlowLoss::Session(session_end_text(end, &server))),
         }
     }
 }

@@ -154,6 +154,7 @@ impl<'a, D: Dial> DirectSource<'a, D> {
         control: &mut TransferControl<'_>,
         progress: ContentProgress,
     ) -> Result<Readiness, TransferFailure> {
+        let wait = control.with_limit_named(wait, progress);
         control.refuse_to_wait(progress, wait.reason, &wait.why)?;
         self.current = None;
         control.block(wait.reason, wait.why.clone());
@@ -422,7 +423,13 @@ impl<'a, D: Dial> TransferSource<'a> for DirectSource<'a, D> {
         _control: &TransferControl<'_>,
         _progress: ContentProgress,
     ) -> FetchFault {
-        (self.dial.session_failure()).map_or(fault, FetchFault::Final)
+        if let Some(failure) = self.dial.session_failure() {
+            return FetchFault::Final(failure);
+        }
+        match (fault, self.dial.session_end_text()) {
+            (FetchFault::Path(_), Some(text)) => FetchFault::Path(text),
+            (fault, _) => fault,
+        }
     }
 
     fn recover(
@@ -446,7 +453,10 @@ impl<'a, D: Dial> TransferSource<'a> for DirectSource<'a, D> {
                 if self.egress_link(control, &link).is_none() {
                     return Ok(RetryDecision::Now); // an outage
                 }
-                let text = format!("{link}: {text}");
+                let text = match self.dial.survives_link_loss() {
+                    true => text, // what moves between links has no fault of one link
+                    false => format!("{link}: {text}"),
+                };
                 let until = BootInstant::now().after(STALL_MEMORY);
                 self.stalled_until.insert(link, until);
                 // Once the origin has answered, a bad network is waited out.

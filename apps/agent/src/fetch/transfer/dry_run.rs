@@ -387,6 +387,11 @@ async fn ask_head<D: Dial>(
     match answered {
         Ok(Ok(answer)) => (Some(Ok(answer)), format!("from the server, asked {way}")),
         Ok(Err(FetchFault::Final(failure))) => (Some(Err(failure)), String::new()),
+        Ok(Err(FetchFault::Path(_) | FetchFault::Proxy(_)))
+            if let Some(text) = dial.session_end_text() =>
+        {
+            (None, text)
+        }
         Ok(Err(
             FetchFault::Path(text)
             | FetchFault::Proxy(text)
