@@ -245,7 +245,9 @@ async fn serve(
         true => MeteredPackets::All,
         false => MeteredPackets::AnswersOnly,
     };
+    session.set_reports_failures(false);
     let tunnel = first_tunnel(session, options, metered).await?;
+    session.set_reports_failures(true);
     let tun = Arc::new(TunDevice::create(DEVICE, INNER_MTU_MIN)?);
     let flows = match args.tcp {
         TcpMode::Flows => Some(TcpFlows::listen(session, &rules).await?),
@@ -338,21 +340,28 @@ fn rule_statuses(
     rules.numbers().map(status).collect()
 }
 
-/// The first tunnel, for which a proxy that is silent is waited for.
+/// The first tunnel, for which a proxy that is silent is waited for. One that does not admit this device is not.
 async fn first_tunnel(
     session: &Arc<ProxySession>,
     options: ConnOptions,
     metered: MeteredPackets,
 ) -> anyhow::Result<PacketTunnel> {
+    let mut said = None;
     loop {
         let opened = session.open_packet_tunnel(PACKET_CONTEXT, options, metered);
         match opened.await {
             Ok(tunnel) => return Ok(tunnel),
             Err(refusal) if refusal.cause == RefusalCause::NoProxy => {
-                print_stderr(&format!(
-                    "cedos vpn: waiting for the proxy: {}",
-                    refusal.text
-                ));
+                if let Some(text) = session.proxy_refusal() {
+                    bail!("{text}");
+                }
+                if said.as_ref() != Some(&refusal.text) {
+                    print_stderr(&format!(
+                        "cedos vpn: waiting for the proxy: {}",
+                        refusal.text
+                    ));
+                    said = Some(refusal.text);
+                }
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
             Err(refusal) => bail!("{}", refusal.text),

@@ -100,11 +100,13 @@ impl VpnRules {
         let rules = VpnRules {
             had_unchecked_marks: routes.marks_packets() && let_marks_validate(),
         };
+        // First what becomes of packets in the tunnel, which matches none yet, and then the routes into it: a connection in
+        // between would go there as packets, and be refused.
+        nft(&routes.nft_script())?;
         ip_batch(false, &routes.ip_lines(false))?;
         if Path::new(IPV6).exists() {
             ip_batch(true, &routes.ip_lines(true))?;
         }
-        nft(&routes.nft_script())?;
         if routes.takes_names() && is_resolved_running() {
             routes.tell_resolved()?;
         }

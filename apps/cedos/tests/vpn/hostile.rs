@@ -2,13 +2,14 @@
 
 use std::fs::File;
 use std::net::{Ipv4Addr, UdpSocket};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use cedos_agent::proxy::{
     ConnOptions, MeteredPackets, PacketTunnel, ProxySession, ProxySessionPeer,
 };
 use cedos_lab_rig::namespace::{in_namespace_with, sh};
+use cedos_lab_rig::program::{ProxyProcess, cedos, device_key, run};
 use cedos_lab_rig::this_test;
 use cedos_lab_rig::wait::within;
 use d2tp_driver::ServerList;
@@ -17,7 +18,7 @@ use d2tp_tunnel::PACKET_CONTEXT;
 use nix::sched::{CloneFlags, setns};
 use nix::unistd::Pid;
 
-use crate::scene::{Scene, TUNNEL};
+use crate::scene::{Scene, TUNNEL, system_network};
 
 const EXPIRY: Duration = Duration::from_secs(5);
 
@@ -120,5 +121,50 @@ fn spoofed_sources_fragments_multicast_and_other_clients_are_dropped_and_counted
             assert_eq!(dropped(reason).await, before + 1, "{reason}");
         }
         session.close().await;
+    });
+}
+
+#[test]
+fn a_device_that_is_not_admitted_is_told_so_within_seconds_and_keeps_its_network() {
+    in_namespace_with(TUNNEL, this_test!(), || async {
+        sh("mount -t tmpfs t /run
+            echo nameserver 198.18.0.2 > /run/resolv.conf
+            mount --bind /run/resolv.conf /etc/resolv.conf
+            ip link set lo up");
+        let home = tempfile::tempdir().expect("a directory");
+        let device = device_key(home.path()).await;
+        let _ = run(home.path(), &["key", "gen", "-o", "prox.key"]).await;
+        let log = File::create(home.path().join("log")).expect("created");
+        let nobody = "A".repeat(43);
+        let listen = ["prox", "--listen", "127.0.0.1:0", "--key", "prox.key"];
+        let mut command = cedos(
+            home.path(),
+            &[&listen[..], &["--allow-client", &nobody]].concat(),
+        );
+        command.stderr(log);
+        let proxy = ProxyProcess::spawned(&mut command).await;
+        let proxy = proxy.expect("it starts");
+        let (before, began) = (system_network(), Instant::now());
+        for more in [&[][..], &["--tcp", "packets"]] {
+            let up = ["vpn", "up", "--prox", &*proxy.address, "--state-dir", "vpn"];
+            let ended = run(home.path(), &[&up[..], more].concat()).await;
+            assert_eq!(ended.code, 1, "{ended:?}");
+            let advice = format!(
+                "does not let this device in; its operator invites it (`cedos prox invite`), or adds \
+                 --allow-client {device}\n"
+            );
+            assert!(ended.errors.ends_with(&advice), "{ended:?}");
+            assert_eq!(ended.errors.lines().count(), 1, "{ended:?}");
+        }
+        let took = began.elapsed();
+        assert!(took < Duration::from_secs(10), "{took:?}");
+        assert_eq!(system_network(), before);
+        let log = std::fs::read_to_string(home.path().join("log")).expect("text");
+        let line = format!("--allow-client {device}");
+        assert!(
+            log.lines()
+                .any(|l| l.contains("not admitted") && l.contains(&line)),
+            "{log}"
+        );
     });
 }

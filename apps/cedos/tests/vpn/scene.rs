@@ -146,6 +146,11 @@ impl Scene {
             .expect("the proxy starts");
     }
 
+    /// The folder of programs that `cedos vpn` finds before those of the system.
+    pub fn programs(&self) -> PathBuf {
+        self.home.path().join("bin")
+    }
+
     pub fn state_dir(&self) -> PathBuf {
         self.home.path().join("vpn")
     }
@@ -168,7 +173,9 @@ impl Scene {
             "--state-dir",
         ];
         let words = [&words[..], &[state.to_str().expect("text")], more].concat();
+        let path = std::env::var("PATH").unwrap_or_default();
         let mut child = cedos(self.home.path(), &words)
+            .env("PATH", format!("{}:{path}", self.programs().display()))
             .stderr(std::process::Stdio::inherit())
             .spawn()
             .expect("start cedos");

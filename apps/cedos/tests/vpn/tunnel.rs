@@ -1,7 +1,9 @@
 //! What programs notice of the VPN: nothing, on any network.
 
+use std::fs::Permissions;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -54,6 +56,32 @@ pub async fn end(scene: &Scene, mut vpn: Vpn) {
     assert_eq!(code, 0, "{said}");
     let ended = vpn.child.wait().await.expect("it ends");
     assert!(ended.success(), "{ended}");
+}
+
+/// Delays each change of nftables.
+const SLOW_NFT: &str = "#!/bin/sh
+sleep 0.3
+PATH=${PATH#*:} exec nft \"$@\"
+";
+
+#[test]
+fn a_connection_that_is_made_while_the_vpn_comes_up_is_carried() {
+    in_namespace_with(TUNNEL, this_test!(), || async {
+        let scene = Scene::start().await;
+        std::fs::create_dir(scene.programs()).expect("made");
+        let nft = scene.programs().join("nft");
+        std::fs::write(&nft, SLOW_NFT).expect("written");
+        std::fs::set_permissions(&nft, Permissions::from_mode(0o755)).expect("executable");
+        let program = std::thread::spawn(|| {
+            sh(&format!(
+                "until ip route get {SERVER} | grep -q cedos0; do sleep 0.01; done"
+            ));
+            echo(&mut connect(), b"hello");
+        });
+        let vpn = scene.up(&[]).await;
+        program.join().expect("it is carried");
+        end(&scene, vpn).await;
+    });
 }
 
 async fn all_kinds_of_traffic(mode: &str) {
