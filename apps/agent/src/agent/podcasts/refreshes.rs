@@ -56,7 +56,7 @@ pub(super) fn status_text(answer: &FeedAnswer, status: StatusCode) -> String {
         StatusCode::GONE => {
             format!("{host} says that the feed is gone for good; its episodes stay")
         }
-        StatusCode::NOT_FOUND => format!("{host} has no feed at this address any more ({status})"),
+        StatusCode::NOT_FOUND => format!("{host} has no feed at this address ({status})"),
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => format!(
             "{host} wants another user name or password ({status}); `cedos cast add URL --user NAME` sets it"
         ),

@@ -193,6 +193,13 @@ impl PodcastService {
     }
 }
 
+/// Whether bytes begin as a feed does: with XML, or with an object of JSON.
+fn is_like_feed(body: &[u8]) -> bool {
+    let text = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
+    let first = text.iter().find(|byte| !byte.is_ascii_whitespace());
+    matches!(first, Some(b'<' | b'{'))
+}
+
 impl Agent {
     /// Subscribes to a feed, or to the feed that a page links to.
     ///
@@ -234,6 +241,11 @@ impl Agent {
                 }
                 let text = "this page links to no podcast that can be read; look for the address of its feed (RSS), \
                             or try `cedos cast search`";
+                Err(TransferFailure::error(text))
+            }
+            Err(FeedError::Malformed(_)) if !is_like_feed(&answer.body) => {
+                let text = "what is at this address is not a feed; look for the address of the podcast's feed (RSS), or \
+                            try `cedos cast search`";
                 Err(TransferFailure::error(text))
             }
             Err(error) => Err(TransferFailure::error(error.to_string())),

@@ -309,6 +309,20 @@ impl<'a> TransferControl<'a> {
         TransferFailure { exit, reason, text }
     }
 
+    /// A wait for the scheduler's reason, which names the limit that is used up: the transfer's own, or the month's.
+    pub(super) fn with_limit_named(&self, wait: LinkWait, progress: ContentProgress) -> LinkWait {
+        let is_own = self.metered_bytes_to_spend(progress) == Some(0);
+        let is_of_month = wait.why.starts_with("the data limit of ") && !is_own;
+        match wait.reason {
+            TransferReason::OverBudget if is_of_month => LinkWait {
+                reason: wait.reason,
+                why: "the limit of the month for metered networks is used up".into(),
+                unblocks: "a free network | a larger limit (`cedos budget set SIZE`)".into(),
+            },
+            _ => wait,
+        }
+    }
+
     /// Returns an error if a wait would never end, or waiting is not allowed.
     pub(super) fn refuse_to_wait(
         &self,

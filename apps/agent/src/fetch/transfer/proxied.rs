@@ -205,6 +205,7 @@ impl<'a> ProxySource<'a> {
         match LinkWait::or_use(decision.choice) {
             Err(wait) => {
                 self.session.answers.on_wait();
+                let wait = control.with_limit_named(wait, progress);
                 control.refuse_to_wait(progress, wait.reason, &wait.why)?;
                 control.block(wait.reason, wait.why.clone());
                 control.reporter.why = format!("waits: {}", wait.why);
