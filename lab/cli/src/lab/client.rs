@@ -7,6 +7,7 @@
 //! | `proxy` | `curl` through the local proxy of one `cedos agent` |
 //! | `socket` | a socket of libd2tp, in a separate process (socket_transfer.rs) |
 //! | `vpn` | `curl`, whose TCP one `cedos vpn` carries end to end as packets |
+//! | `vpn-flows` | `curl`, whose TCP one `cedos vpn` carries as flows |
 
 use anyhow::{Context, bail};
 use cedos_lab_emu::{World, plan};
@@ -36,6 +37,19 @@ pub enum LabClient {
     Socket,
     /// Programs whose TCP a VPN carries, end to end as packets.
     Vpn,
+    /// Programs whose TCP a VPN carries as flows.
+    VpnFlows,
+}
+
+impl LabClient {
+    /// How the client's VPN carries TCP, as `cedos vpn up --tcp` takes it; `None` if the client has no VPN.
+    pub fn vpn_mode(self) -> Option<&'static str> {
+        match self {
+            LabClient::Vpn => Some("packets"),
+            LabClient::VpnFlows => Some("flows"),
+            LabClient::Get | LabClient::Run | LabClient::Proxy | LabClient::Socket => None,
+        }
+    }
 }
 
 /// The network of inner addresses of a proxy whose client has a VPN.
@@ -99,7 +113,10 @@ impl DeviceClient {
         };
         started.agent = match client {
             LabClient::Proxy => Some(started.start_agent(world, program, folder, prox)?),
-            LabClient::Vpn => Some(start_vpn(world, program, folder, prox, bridge)?),
+            LabClient::Vpn | LabClient::VpnFlows => {
+                let tcp = client.vpn_mode().unwrap_or_default();
+                Some(start_vpn(tcp, world, program, folder, prox, bridge)?)
+            }
             LabClient::Get | LabClient::Run | LabClient::Socket => None,
         };
         Ok(started)
@@ -180,7 +197,7 @@ impl DeviceClient {
                 command.arg(format!("{terms}:none"));
                 transfer_by_curl(&mut command, flow.direction, url, file);
             }
-            LabClient::Vpn => {
+            LabClient::Vpn | LabClient::VpnFlows => {
                 // Networks carry nothing before the scenario's time begins.
                 command = Command::new("sh");
                 command.args(["-c", ONCE_VPN_IS_UP, &plan::ORIGIN_V4.to_string(), "curl"]);
@@ -220,8 +237,9 @@ impl Drop for DeviceClient {
     }
 }
 
-/// Starts a VPN on the device that carries what is for the origin.
+/// Starts a VPN on the device that carries what is for the origin, TCP in the mode `tcp`.
 fn start_vpn(
+    tcp: &str,
     world: &World,
     program: &Path,
     folder: &Path,
@@ -237,7 +255,7 @@ fn start_vpn(
     command
         .args(["--mount", "sh", "-c", WITH_OWN_RUN])
         .arg(program)
-        .args(["vpn", "up", "--tcp", "packets", "--include"])
+        .args(["vpn", "up", "--tcp", tcp, "--include"])
         .arg(format!("{}/32", plan::ORIGIN_V4))
         .arg("--state-dir")
         .arg(folder.join("vpn-state"))

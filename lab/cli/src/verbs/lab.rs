@@ -111,9 +111,9 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
         LabVerb::UdpSend(args) => return udp_stream::send(&args),
         LabVerb::UdpReceive(args) => return udp_stream::receive(&args),
     };
-    let has_vpn = args.client == LabClient::Vpn;
+    let has_vpn = args.client.vpn_mode().is_some();
     if !args.command.is_empty() && !has_vpn && args.client != LabClient::Get {
-        bail!("a command has no client of D2TP but a VPN: --client vpn, or none");
+        bail!("a command has no client of D2TP but a VPN: --client vpn or vpn-flows, or none");
     }
     if args.bridge.is_some() && !has_vpn {
         bail!("--bridge is for --client vpn");
