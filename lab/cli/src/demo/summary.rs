@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::Serialize;
 
+use super::view::silence_text;
+
 /// The mode with network namespaces as worlds.
 pub(super) const NAMESPACES: &str = "namespaces";
 
@@ -151,14 +153,18 @@ impl fmt::Display for DemoSummary {
         row(
             "started from zero",
             "never".into(),
-            format!("{} times", self.tcp_baseline.starts.saturating_sub(1)),
+            match self.tcp_baseline.starts.saturating_sub(1) {
+                0 => "never".into(),
+                1 => "once".into(),
+                times => format!("{times} times"),
+            },
         )?;
         row("over Wi-Fi, free", mb(self.wifi_bytes), "-".into())?;
         row("over mobile data", mb(self.cell_bytes), "-".into())?;
         row(
             "sha256",
             match self.sha256_ok {
-                true => "equal".into(),
+                true => "correct".into(),
                 false if interrupted(self.finished_s) => "-".into(),
                 false => "WRONG".into(),
             },
@@ -166,15 +172,20 @@ impl fmt::Display for DemoSummary {
         )?;
         write!(
             f,
-            "{} handovers, {} new addresses, {:.1} s without a network\n\
-             silence at a handover: {:.0} ms (median), {:.0} ms (worst)",
-            self.handovers,
-            self.address_changes,
+            "{}, {}, {:.1} s without a network\n\
+             without data at a handover: {} (median), {} (longest)",
+            counted(self.handovers, "handover", "handovers"),
+            counted(self.address_changes, "new address", "new addresses"),
             self.outage_s,
-            self.switch_ms.p50,
-            self.switch_ms.max
+            silence_text(self.switch_ms.p50),
+            silence_text(self.switch_ms.max)
         )
     }
+}
+
+fn counted(number: usize, one: &str, many: &str) -> String {
+    let word = if number == 1 { one } else { many };
+    format!("{number} {word}")
 }
 
 #[cfg(test)]

@@ -126,19 +126,28 @@ fn reason_line<'a>(states: &BTreeMap<String, String>, last: &'a Value) -> &'a st
     }
 }
 
+/// A time without data, for people.
+pub(super) fn silence_text(ms: f64) -> String {
+    match ms < 1_000.0 {
+        true => format!("{ms:.0} ms"),
+        false => format!("{:.1} s", ms / 1e3),
+    }
+}
+
 /// The line for an event of a download, if it is worth one.
 pub(super) fn news(event: &Value) -> Option<String> {
     let text = |key: &str| event[key].as_str().unwrap_or_default();
     match text("event") {
         "switch" if event["from"].is_null() => Some(format!("D2TP: using {}", text("to"))),
-        "switch" => Some(format!(
-            "D2TP: {} → {} after {:.0} ms of silence: {}",
-            text("from"),
-            text("to"),
-            event["silence_ms"].as_f64().unwrap_or(0.0),
-            text("why")
-        )),
-        "waiting" => Some(format!("D2TP: waiting, {}", text("why"))),
+        "switch" => {
+            let silence = silence_text(event["silence_ms"].as_f64().unwrap_or(0.0));
+            let (from, to, why) = (text("from"), text("to"), text("why"));
+            Some(match from == to {
+                true => format!("D2TP: on {to} again after {silence}, from another address"),
+                false => format!("D2TP: {from} → {to} after {silence} of silence: {why}"),
+            })
+        }
+        "waiting" => Some(format!("D2TP: waiting: {}", text("why"))),
         "note" => Some(format!("D2TP: {}", text("text"))),
         "done" => Some("D2TP: finished".to_owned()),
         "error" => Some(format!("D2TP failed: {}", text("text"))),
@@ -192,8 +201,15 @@ mod tests {
             told(switch),
             "D2TP: wlan0 → wwan0 after 92 ms of silence: wlan0 is lost"
         );
+        let back = json!({
+            "event": "switch", "from": "wlan0", "to": "wlan0", "silence_ms": 4_038, "why": "wlan0 is free",
+        });
+        assert_eq!(
+            told(back),
+            "D2TP: on wlan0 again after 4.0 s, from another address"
+        );
         let waiting = json!({"event": "waiting", "why": "no network is up"});
-        assert_eq!(told(waiting), "D2TP: waiting, no network is up");
+        assert_eq!(told(waiting), "D2TP: waiting: no network is up");
         let note = json!({"event": "note", "text": "resumed after 1.2 s without a network"});
         assert_eq!(told(note), "D2TP: resumed after 1.2 s without a network");
         assert_eq!(news(&json!({"event": "progress"})), None);
