@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cedos_lab_rig::origin::{OriginReply, ReplyEnd, ScriptedOrigin, cut, object, proper};
-use cedos_lab_rig::program::{self, AgentProcess, CedosRun, ended};
+use cedos_lab_rig::origin::{OriginReply, ReplyEnd, ScriptedOrigin, cut, object, proper, reply};
+use cedos_lab_rig::program::{self, AgentProcess, CedosRun, ProxyProcess, ended};
 use cedos_lab_rig::wait::{until_async, within};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -531,4 +531,56 @@ async fn the_page_is_told_of_changes_while_it_is_looked_at() {
     open.store(true, Ordering::Relaxed);
     home.run(&["resume", "1"]).await.ends_with(0, "#1");
     until(">Complete<").await;
+}
+
+/// Words that set colours and a window's title, hide a direction, forge a line, and are markup.
+const HOSTILE_WORDS: &str =
+    "\u{1b}[31mred\u{1b}]0;title\u{7}\rover\u{9b}1m\u{202e}txt\nForged<script>alert(1)</script>";
+
+#[tokio::test]
+async fn words_of_servers_and_names_of_files_are_text_without_controls_on_the_page() {
+    let home = PageHome::new().await;
+    let proxy = ProxyProcess::start(home.path(), "127.0.0.1:0", &[]).await;
+    let origin = ScriptedOrigin::start(|_| {
+        let body = [
+            HOSTILE_WORDS.as_bytes(),
+            b"\xff\xfe",
+            "x".repeat(9_000).as_bytes(),
+        ]
+        .concat();
+        let length = body.len().to_string();
+        let fields = [("Content-Length", &*length)];
+        OriginReply(reply("409 Conflict", &fields, &body), ReplyEnd::Close)
+    })
+    .await;
+    std::fs::write(home.path().join("file"), b"abc").expect("written");
+    let named = origin.url("/%1b%5b31mred%e2%80%aetxt%0aForged%3Cscript%3Ealert(1)");
+    let refused = origin.url("/a");
+    let prox = ["--prox", &*proxy.address];
+    for transfer in [
+        &["put", "--detach", "file", &refused][..],
+        &["get", "--detach", &named],
+    ] {
+        let begun = home.run(&[transfer, &prox].concat()).await;
+        assert_eq!(begun.code, 0, "{begun:?}");
+    }
+    let link = home.link(&[]).await;
+    for id in [1, 2] {
+        home.until_standing(id, "failed").await;
+    }
+    for (path, words) in [
+        ("/", "red"),
+        ("/transfer/1", "[31mred"),
+        ("/transfer/2", "red"),
+    ] {
+        let page = link.get(path).await;
+        assert_eq!(page.status, 200, "{path}");
+        let (_, text) = page.text.split_once("\r\n\r\n").expect("a page");
+        let raw = |c: char| !matches!(c, '\n' | '\r') && cedos_text::is_control(c);
+        let found = text.find(raw).map(|at| &text[at.saturating_sub(60)..at]);
+        assert_eq!(found, None, "{path}");
+        assert!(!text.contains("<script>alert"), "{path}: {text}");
+        assert!(!text.contains(&"x".repeat(1_000)), "{path}: {text}");
+        assert!(text.contains(words), "{path}: {text}");
+    }
 }

@@ -15,25 +15,26 @@ use nix::sys::signal::{Signal, kill};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Text that sets colours and the window's title, overwrites its line, hides a direction, and forges a line.
-const HOSTILE: &str = "\u{1b}[31mred\u{1b}]0;title\u{7}\rover\u{9b}1m\u{202e}txt\nForged on time";
+pub const HOSTILE: &str =
+    "\u{1b}[31mred\u{1b}]0;title\u{7}\rover\u{9b}1m\u{202e}txt\nForged on time";
 
 /// What is left of [`HOSTILE`], and of names that are like it, where they are shown.
-const SHOWN: &str = "[31mred";
+pub const SHOWN: &str = "[31mred";
 
 /// A file name like [`HOSTILE`], and the same in a URL.
 const HOSTILE_NAME: &str = "\u{1b}[31mred\u{202e}txt\nForged on time";
-const HOSTILE_PATH: &str = "%1b%5b31mred%e2%80%aetxt%0aForged%20on%20time";
+pub const HOSTILE_PATH: &str = "%1b%5b31mred%e2%80%aetxt%0aForged%20on%20time";
 
 /// Whether a command shows the words of the other host at all.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Words {
+pub enum Words {
     Shown,
     Hidden,
 }
 
 /// Asserts that a terminal would show what was printed as it is.
 #[track_caller]
-fn assert_clean(command: &str, printed: &[u8], words: Words) {
+pub fn assert_clean(command: &str, printed: &[u8], words: Words) {
     let printed = std::str::from_utf8(printed).unwrap_or_else(|_| panic!("{command}: {printed:?}"));
     let raw = |c: char| c != '\n' && cedos_text::is_control(c);
     assert!(!printed.contains(raw), "{command}: {printed:?}");
@@ -44,7 +45,7 @@ fn assert_clean(command: &str, printed: &[u8], words: Words) {
 }
 
 /// What a command prints, which is stopped once it has shown [`SHOWN`].
-async fn printed_by(home: &Path, agent: Option<&AgentProcess>, arguments: &[&str]) -> Vec<u8> {
+pub async fn printed_by(home: &Path, agent: Option<&AgentProcess>, arguments: &[&str]) -> Vec<u8> {
     let mut command = cedos(home, arguments);
     if let Some(agent) = agent {
         command.env("CEDOS_AGENT", &agent.socket);
@@ -99,7 +100,7 @@ async fn check(home: &Path, agent: Option<&AgentProcess>, arguments: &[&str], wo
 }
 
 /// An answer with [`HOSTILE`] as its body.
-fn refusal(status: &str, field: &str) -> Vec<u8> {
+pub fn refusal(status: &str, field: &str) -> Vec<u8> {
     let length = HOSTILE.len();
     format!("HTTP/1.1 {status}\r\n{field}Content-Length: {length}\r\n\r\n{HOSTILE}").into_bytes()
 }
@@ -109,7 +110,7 @@ fn address(port: u16, key: PublicKey) -> String {
 }
 
 /// A D2TP server that gives each request the same answer. Returns its address.
-fn answering_server(key: u8, answer: Vec<u8>) -> String {
+pub fn answering_server(key: u8, answer: Vec<u8>) -> String {
     let server = Server::bind(ServerOptions {
         listen: "127.0.0.1:0".parse().expect("an address"),
         key: SecretKey::from_bytes([key; 32]),
@@ -140,13 +141,13 @@ async fn answer_once(mut flow: Flow, answer: Arc<[u8]>) -> std::io::Result<()> {
 }
 
 /// A D2TP server that closes each session with [`HOSTILE`], for as long as this is held.
-struct ClosingServer {
-    address: String,
+pub struct ClosingServer {
+    pub address: String,
     _alive: Arc<()>,
 }
 
 impl ClosingServer {
-    fn start() -> ClosingServer {
+    pub fn start() -> ClosingServer {
         let socket = UdpSocket::bind("127.0.0.1:0").expect("a port");
         let pause = Some(Duration::from_millis(5));
         socket.set_read_timeout(pause).expect("a timeout");
@@ -317,6 +318,7 @@ async fn words_with_which_a_peer_closes_a_session_reach_no_terminal_as_they_came
     // Whoever may be let in later goes on until its deadline.
     let late = ["--within", "3s", "--if-late", "fail"];
     let receive = ["receive", "7-acorn-acorn-acorn", "--within", "3s"];
+    let serve = ["serve", ".", "--allow-any-client"];
     for (arguments, through, words) in [
         (
             &["get", url, "-o", "a"][..],
@@ -331,20 +333,22 @@ async fn words_with_which_a_peer_closes_a_session_reach_no_terminal_as_they_came
         (
             &["get", url, "-o", "a", "--dry-run"],
             [&prox, &[]],
-            Words::Hidden,
+            Words::Shown,
         ),
-        (&["get", &file, "-o", "a"], [&[], &late], Words::Hidden),
+        (&["get", &file, "-o", "a"], [&[], &late], Words::Shown),
         (&["put", "file", url], [&prox, &late], Words::Shown),
         (
             &["send", "file", "--within", "3s"],
             [&prox, &[]],
-            Words::Hidden,
+            Words::Shown,
         ),
-        (&receive, [&prox, &[]], Words::Hidden),
+        (&receive, [&prox, &[]], Words::Shown),
         (&["doctor"], [&prox, &[]], Words::Hidden),
     ] {
         check(home, None, &[arguments, &through.concat()].concat(), words).await;
     }
+    let printed = printed_by(home, None, &[&serve[..], &prox].concat()).await;
+    assert_clean("serve", &printed, Words::Shown);
 }
 
 #[tokio::test]

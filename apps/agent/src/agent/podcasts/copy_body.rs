@@ -267,7 +267,7 @@ mod tests {
         sink.sync().await.expect("synced");
         let (reader, _) = PartialReader::open(&destination).expect("some bytes");
         let copy = CopySource::Growing(reader);
-        sink.restart().expect("from zero");
+        sink.restart().await.expect("from zero");
         sink.append(b"abcdef").expect("written");
         sink.sync().await.expect("synced");
         assert!(step(&copy, 0, Some(4), CopyReserve::Due(0)).is_err());
