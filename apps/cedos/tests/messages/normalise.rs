@@ -12,13 +12,61 @@ pub fn normalised(text: &str) -> String {
     let lines = text.lines().filter(|line| !is_for_operators(line));
     let mut text = String::with_capacity(text.len());
     let mut before = "";
+    let mut demonstration = DemonstrationTimes::default();
     for line in lines {
+        if let Some(line) = demonstration.normalised(line) {
+            text += &(line + "\n");
+            continue;
+        }
         if !depends_on_handshake(before, line) {
             text += &(normalised_line(line) + "\n");
         }
         before = line;
     }
     text
+}
+
+/// The lines of the demonstration. What happens to its links has set times, and the download's lines get those.
+#[derive(Default)]
+struct DemonstrationTimes {
+    last: Option<f64>,
+}
+
+impl DemonstrationTimes {
+    /// The line as each run has it; none if the line is not the demonstration's.
+    fn normalised(&mut self, line: &str) -> Option<String> {
+        let of_table = [
+            (
+                "finished                 complete",
+                "finished                 complete at 12.0 s    complete at 14.0 s",
+            ),
+            (
+                "fetched again ",
+                "fetched again            0.0 MB                9.0 MB",
+            ),
+            (
+                "without data at a handover: ",
+                "without data at a handover: 30 ms (median), 4.0 s (longest)",
+            ),
+        ];
+        if let Some((_, shown)) = of_table.iter().find(|(begin, _)| line.starts_with(begin)) {
+            return Some((*shown).to_owned());
+        }
+        let (time, rest) = line.trim_start().split_once(" s  ")?;
+        let time: f64 = time.parse().ok()?;
+        if !rest.starts_with("D2TP") {
+            self.last = Some(time.floor());
+        }
+        let shown = format!("{:6.2} s  {rest}", self.last.unwrap_or(0.0));
+        let (before, after) = match shown.split_once(" s left") {
+            Some((before, _)) => (
+                before.trim_end_matches(|c: char| c.is_ascii_digit()),
+                "55 s left",
+            ),
+            None => (&*shown, ""),
+        };
+        Some(format!("{before}{after}"))
+    }
 }
 
 /// Whether a line is there if the handshake with the proxy had begun when the program was interrupted.
@@ -183,7 +231,7 @@ fn replaced_number(before: &str, from: &str) -> (String, usize) {
         let next = rest.chars().next();
         next.is_none_or(|next| !next.is_alphanumeric())
     });
-    if is_seconds && follows(&["in ", "for "]) {
+    if is_seconds && follows(&[" in ", "(in ", "for "]) {
         return example("1", end);
     }
     example(&from[..end], end)
@@ -255,6 +303,11 @@ mod tests {
             ("999.62 kB kept. Run", "150 kB kept. Run"),
             ("(metered), 152 B so far", "(metered), 150 B so far"),
             ("http://host:8080/x 404", "http://host:8080/x 404"),
+            ("  7.03 s  wlan0 joining", "  7.00 s  wlan0 joining"),
+            (
+                "  4.05 s  D2TP: waiting: only wwan0 is up, 57 s left",
+                "  0.00 s  D2TP: waiting: only wwan0 is up, 55 s left",
+            ),
             (
                 "http://127.0.0.1:35631/be034/film.mp4",
                 "http://127.0.0.1:40123/TOKEN/film.mp4",

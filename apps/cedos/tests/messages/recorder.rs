@@ -190,6 +190,27 @@ impl Recorder {
         .await;
     }
 
+    /// Waits until an episode of a podcast is in a state.
+    pub async fn until_podcast(&self, episode: &str, state: &str) {
+        let id: u64 = episode.parse().expect("a number");
+        within(async {
+            loop {
+                let shown = self.quietly(&["cast", "show", "1", "--json"]).await;
+                let shown: serde_json::Value = serde_json::from_str(&shown).unwrap_or_default();
+                let episodes = shown["episodes"].as_array().into_iter().flatten();
+                if episodes
+                    .into_iter()
+                    .any(|e| e["id"] == id && e["state"] == state)
+                {
+                    return;
+                }
+                // sleep: another process is looked at, which does not tell
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        })
+        .await;
+    }
+
     pub fn page(self) -> String {
         self.page
     }

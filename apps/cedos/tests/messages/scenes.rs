@@ -33,6 +33,7 @@ pub async fn record() -> String {
     let is_open = Arc::new(AtomicBool::new(false));
     let origin = origin(is_open.clone()).await;
     help(&mut page).await;
+    demonstration(&mut page).await;
     page.call(&origin.url(""), "http://files.example");
     page.call("127.0.0.1:8080", "files.example");
     page.call("127.0.0.1 answers", "files.example answers");
@@ -44,6 +45,7 @@ pub async fn record() -> String {
     keys(&mut page).await;
     settings(&mut page).await;
     queue(&mut page, &is_open).await;
+    podcasts(&mut page).await;
     players(&mut page).await;
     serving(&mut page).await;
     pairing(&mut page).await;
@@ -69,6 +71,10 @@ async fn origin(is_open: Arc<AtomicBool>) -> ScriptedOrigin {
                 Some(_) => OriginReply(Vec::new(), ReplyEnd::Silence),
             },
             "/private" => OriginReply(reply("401 Unauthorized", &[], b""), ReplyEnd::Close),
+            "/feed.xml" => {
+                let host = asked.header("host").unwrap_or_default();
+                OriginReply(feed(host), ReplyEnd::Close)
+            }
             "/full" => {
                 let page = b"<html><title>No space for this file</title></html>";
                 let length = page.len().to_string();
@@ -307,6 +313,16 @@ async fn metered(page: &mut Recorder) {
         "Waiting",
     )
     .await;
+    page.interrupt(
+        "The deadline passes meanwhile",
+        &[
+            &["get", url, "--policy", "free-only", "--within", "2s"][..],
+            &cell,
+        ]
+        .concat(),
+        "the deadline passed",
+    )
+    .await;
     page.run(
         "It may not use this network, and does not wait",
         &[&["get", url, "--now", "--policy", "free-only"][..], &cell].concat(),
@@ -463,7 +479,7 @@ async fn queue(page: &mut Recorder, is_open: &AtomicBool) {
     page.run("What has ended cannot be paused", &["pause", "1"])
         .await;
     is_open.store(true, Ordering::Relaxed);
-    let _ = page.quietly(&["retry", "1"]).await;
+    page.run("It is resumed", &["retry", "1"]).await;
     // To its end, so that what the second one prints does not depend on when it begins.
     let _ = page.quietly(&["wait", "1"]).await;
     page.run("Waiting for its end", &["wait", "1"]).await;
@@ -476,7 +492,10 @@ async fn queue(page: &mut Recorder, is_open: &AtomicBool) {
     page.until_transfer("2", |shown| shown["standing"] == "failed")
         .await;
     page.run("Why it failed", &["why", "2"]).await;
+    page.run("What is complete is not resumed", &["retry", "1"])
+        .await;
     page.run("There is no such transfer", &["why", "9"]).await;
+    page.run("Nor to resume", &["retry", "9"]).await;
     page.run("What has ended is forgotten", &["ls", "--clear"])
         .await;
     page.run("The limit on metered data", &["budget"]).await;
@@ -485,6 +504,124 @@ async fn queue(page: &mut Recorder, is_open: &AtomicBool) {
         "The agent itself, until it is stopped",
         agent,
         Some(Signal::SIGTERM),
+    )
+    .await;
+}
+
+/// A feed of two episodes, of which one is there.
+fn feed(host: &str) -> Vec<u8> {
+    let item = |title: &str, day: u8, name: &str| {
+        format!(
+            "<item><title>{title}</title><guid>{name}</guid><pubDate>{day} Jan 2020 05:00:00 GMT</pubDate>\
+             <enclosure url=\"http://{host}/{name}\" length=\"{SIZE}\" type=\"audio/mpeg\"/></item>"
+        )
+    };
+    let items = [
+        item("A whale in the dock", 31, "song.mp3"),
+        item("Fog until noon", 30, "gone.mp3"),
+    ];
+    let feed = format!(
+        "<?xml version=\"1.0\"?><rss version=\"2.0\"><channel><title>Harbour News</title>{}</channel></rss>",
+        items.concat()
+    );
+    let length = feed.len().to_string();
+    let fields = [
+        ("Content-Type", "application/rss+xml"),
+        ("Content-Length", &*length),
+    ];
+    reply("200 OK", &fields, feed.as_bytes())
+}
+
+async fn podcasts(page: &mut Recorder) {
+    page.section("Podcasts");
+    let agent = page.start(&["agent", "--no-notifications"]);
+    page.run("There are none", &["cast", "list"]).await;
+    let feed = "http://127.0.0.1:8080/feed.xml";
+    page.run("A podcast", &["cast", "add", feed]).await;
+    page.until_podcast("1", "ready").await;
+    page.until_podcast("2", "failed").await;
+    page.run("It is there already", &["cast", "add", feed])
+        .await;
+    page.run("What is no feed", &["cast", "add", FILM]).await;
+    page.run(
+        "A feed that is not there",
+        &["cast", "add", "http://127.0.0.1:8080/none"],
+    )
+    .await;
+    page.run("The channels", &["cast", "list"]).await;
+    page.run("Its episodes", &["cast", "show", "Harbour"]).await;
+    page.run("No channel is called that", &["cast", "show", "Mountains"])
+        .await;
+    page.run(
+        "When its episodes are wanted",
+        &["cast", "rule", "Harbour", "by hand"],
+    )
+    .await;
+    page.run(
+        "A time that is none",
+        &["cast", "rule", "Harbour", "sometimes"],
+    )
+    .await;
+    page.run("What is here", &["cast", "queue"]).await;
+    page.run("There is no such episode", &["cast", "download", "9"])
+        .await;
+    page.run("The subscription ends", &["cast", "remove", "Harbour"])
+        .await;
+    page.drop_running(agent).await;
+}
+
+/// The demonstration's networks, with a smaller file and more time, so that each run says the same.
+const DEMONSTRATION: &str = r#"
+about = "A download that loses Wi-Fi, waits without any network, and goes on from another address."
+seed = 1
+duration_s = 25
+
+[[link]]
+name = "wlan0"
+down_mbps = 20
+up_mbps = 5
+rtt_ms = 20
+attach_s = 1
+join = "home"
+
+[[link.access_point]]
+name = "home"
+
+[[link.access_point]]
+name = "cafe"
+
+[[link.at]]
+t_s = 4
+up = false
+
+[[link.at]]
+t_s = 7
+join = "cafe"
+
+[[link]]
+name = "wwan0"
+class = "metered"
+down_mbps = 8
+up_mbps = 2
+rtt_ms = 50
+
+[[link.at]]
+t_s = 6
+up = false
+
+[[flow]]
+bytes = 16_000_000
+deadline_s = 60
+policy = "free-only"
+"#;
+
+async fn demonstration(page: &mut Recorder) {
+    page.section("The demonstration");
+    std::fs::write(page.home().join("demo.toml"), DEMONSTRATION).expect("written");
+    page.call(" --scenario demo.toml", "");
+    page.run(
+        "A download beside plain TCP, while networks come and go",
+        &["demo", "--scenario", "demo.toml"],
     )
     .await;
 }
@@ -560,7 +697,8 @@ impl FarEnds {
 
 /// Whether a line is no progress of a moment, and no measurement, which come or not by the speed of this machine.
 fn is_no_progress(line: &str) -> bool {
-    !line.contains(" likely by ") && !line.starts_with("note: measuring")
+    let is_moment = line.contains(" likely by ") || line.contains(" of silence): ");
+    !is_moment && !line.starts_with("note: measuring")
 }
 
 /// The words of a command line without quotes.
@@ -649,4 +787,29 @@ async fn mobile_data(page: &mut Recorder) {
         )),
     )
     .await;
+    wifi_off();
+    let mut agent = page.start(&["agent", "--no-notifications"]);
+    agent.until("ready at").await;
+    page.run(
+        "A limit for all transfers of a month",
+        &["budget", "set", "500k"],
+    )
+    .await;
+    page.interrupt(
+        "It is used up while a download runs",
+        &words(&format!(
+            "get {film} -o month.mp4 --policy any --prox {prox}"
+        )),
+        "used up",
+    )
+    .await;
+    page.run("What the month has used", &["budget"]).await;
+    page.run(
+        "Another download, which does not wait",
+        &words(&format!(
+            "get {song} -o next.mp3 --policy any --now --prox {prox}"
+        )),
+    )
+    .await;
+    page.drop_running(agent).await;
 }

@@ -47,10 +47,11 @@ pub fn lines(request: &PodcastRequest, answer: &Value, now: &Zoned) -> Vec<Strin
         PodcastRequest::Backup { .. } => vec![text(&answer["file"])],
         PodcastRequest::Remove { .. } => {
             let title = text(&answer["channel"]["title"]);
-            vec![format!(
-                "{title} is removed, with {} files of episodes",
-                answer["files_removed"]
-            )]
+            vec![match answer["files_removed"].as_u64().unwrap_or(0) {
+                0 => format!("{title} is removed; none of its episodes was downloaded"),
+                1 => format!("{title} is removed, with one downloaded episode"),
+                files => format!("{title} is removed, with {files} downloaded episodes"),
+            }]
         }
         PodcastRequest::Episode { .. }
         | PodcastRequest::Played { .. }
