@@ -68,6 +68,11 @@ impl ChargedTcp {
         Some(charged)
     }
 
+    /// The connection without its charge, for another process.
+    pub(crate) fn into_std(self) -> io::Result<std::net::TcpStream> {
+        self.tcp.into_std()
+    }
+
     /// The connection itself.
     pub(crate) fn tcp(&self) -> &TcpStream {
         &self.tcp

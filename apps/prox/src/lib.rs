@@ -138,7 +138,9 @@ mod token_bucket;
 mod traffic_table;
 mod tunnel;
 mod tunnel_dns;
+mod tunnel_handover;
 mod tunnel_helper;
+mod tunnel_pump;
 mod tunnel_rest;
 mod tunnel_rules;
 mod upload;
@@ -186,4 +188,5 @@ pub use takeover::{
 pub use tcp_flow::TcpFlow;
 pub use tls::ProxTlsError;
 pub use tunnel::TUNNEL_BUFFER_BYTES;
+pub use tunnel_handover::PassedTunnels;
 pub use tunnel_helper::{TunnelHelper, serve_tunnel_helper};

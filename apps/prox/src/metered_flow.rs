@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use d2tp_driver::{
-    Connection, DatagramSender, DeviceRelays, FlowIo, HibernationSwitch, HostKey, SendSource,
+    Connection, DatagramSender, DeviceRelays, FlowIo, FlowRemainder, HibernationSwitch, HostKey,
+    SendSource,
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
@@ -120,6 +121,14 @@ impl<F: FlowIo> FlowIo for MeteredFlow<F> {
 
     fn hibernation_switch(&self) -> HibernationSwitch {
         self.flow.hibernation_switch()
+    }
+
+    fn take_remainder(&mut self) -> Option<FlowRemainder> {
+        self.flow.take_remainder()
+    }
+
+    fn resumed_at(&self) -> Option<u64> {
+        self.flow.resumed_at()
     }
 
     fn memo(&self) -> Option<Bytes> {

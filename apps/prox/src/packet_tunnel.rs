@@ -23,6 +23,7 @@ use d2tp_tunnel::{
 };
 use tokio::io::AsyncWriteExt;
 use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
 
 use crate::counters::{TrafficDirection, TrafficKind};
 use crate::flow_answer::refuse;
@@ -140,13 +141,15 @@ async fn carry_or_sleep<F: FlowIo>(
     let number = random_name();
     let memo = FlowMemo::of_tunnel(SleepingTunnel::Packets(number), &record.asked, false);
     let rest = TunnelRest::new(flow, prox, &memo, is_woken);
+    // What it holds is this process's: when that leaves, the tunnel is reset, and its client opens another one.
+    let never_leaving = CancellationToken::new();
     let mut reader = CapsuleReader::default();
     let ended = |text: &str| ProxFlowOutcome::Broken(text.to_owned());
     let outcome = tokio::select! {
         outcome = carry(flow, inbox, prox, network, attachment, &mut reader) => outcome,
         () = attachment.replaced.cancelled() => ended("a newer tunnel of this client replaced it"),
         () = prox.stop.cancelled() => ProxFlowOutcome::Reset(ResetCause::Stopping),
-        never = rest.while_idle(|| true, std::future::pending) => match never {},
+        never = rest.while_idle(|| true, std::future::pending, &never_leaving) => match never {},
     };
     let finished = std::future::poll_fn(|cx| Poll::Ready(flow.poll_finished(cx))).await;
     let is_asleep = matches!(finished, Poll::Ready(Err(error)) if is_asleep(&error));

@@ -199,6 +199,8 @@ pub struct Prox {
     pub(crate) link_state: LinkState,
     /// Cancelled when every flow is to end.
     pub(crate) stop: CancellationToken,
+    /// Cancelled when another process is about to go on with the flows.
+    pub(crate) leaving: CancellationToken,
     /// One token for each GET or HEAD whose answer is not there yet.
     pub(crate) unanswered: TaskTracker,
     /// One token for each GET whose answer's copy is not recorded yet, so that another process would request it again.
@@ -268,6 +270,12 @@ impl Prox {
     pub async fn until_recorded(&self, max: Duration) {
         self.unrecorded.close();
         let _ = timeout(max, self.unrecorded.wait()).await;
+    }
+
+    /// Has every tunnel sleep when the server leaves its devices, for another process that goes on with it:
+    /// [`Prox::take_tunnels`].
+    pub fn begin_leaving(&self) {
+        self.leaving.cancel();
     }
 
     /// Resets every flow that is being served.
@@ -378,6 +386,7 @@ impl Prox {
             packet_network: OnceLock::new(),
             link_state: LinkState::default(),
             stop: CancellationToken::new(),
+            leaving: CancellationToken::new(),
             unanswered: TaskTracker::new(),
             unrecorded: TaskTracker::new(),
             stream_port: OnceLock::new(),

@@ -7,7 +7,7 @@
 //!    reads its settings, keys, files    goes on serving
 //!    ── {"do":"release"} ─────────────▶ prepares to begin anew; sessions become records,
 //!                                       execve of itself ─────────────────▶  holds the sockets only
-//!    ◀─ {"ok":true} ──────────────────────────────────────────────────────── waits
+//!    ◀─ {"ok":true} and the servers' connections of tunnels ──────────────── waits
 //!    opens the journal, serves
 //!    ── {"do":"served"} ──────────────────────────────────────────────────▶  ends
 //!                                                  the connection breaks ─▶  serves again
@@ -42,6 +42,7 @@ use serde_json::{Value, json};
 use tokio::sync::{Mutex, mpsc};
 
 use crate::control::{ControlClient, ControlError};
+use crate::tunnel_handover::{PassedTunnels, TUNNELS_VARIABLE};
 use crate::tunnel_helper::HELPER_SOCKET_VARIABLE;
 
 /// The most sockets that are handed over: two for each of 256 workers, and those of streams and of TCP.
@@ -82,7 +83,14 @@ impl TakeoverOffer {
             return send_message(&stream, &json!({"ok": false, "text": text}));
         };
         let passed: Vec<_> = sockets.iter().map(OwnedFd::as_fd).collect();
-        if let Err(error) = send_with(&stream, &json!({"ok": true}), &passed) {
+        let sent = match sockets.len() > SOCKETS_MAX {
+            true => {
+                let text = format!("{} sockets are too many to hand over", sockets.len());
+                Err(io::Error::other(text))
+            }
+            false => send_with(&stream, &json!({"ok": true}), &passed),
+        };
+        if let Err(error) = sent {
             let text = format!("it cannot hand its sockets over: {error}");
             send_message(&stream, &json!({"ok": false, "text": text}))?;
             return Err(error);
@@ -138,22 +146,27 @@ impl ProxyTakeover {
         asked.await.expect("no panic").map_err(refused)
     }
 
-    /// Makes the running proxy end, and returns when it has released the state directory, or is gone.
+    /// Makes the running proxy end, and returns its tunnels when it has released the state directory, or is gone.
     ///
     /// # Errors
     /// It refuses.
-    pub async fn release(&mut self) -> Result<(), ControlError> {
+    pub async fn release(&mut self) -> Result<Option<PassedTunnels>, ControlError> {
         let stream = self.stream.try_clone();
         let released = tokio::task::spawn_blocking(move || {
             let stream = stream?;
             let answer = send_message(&stream, &json!({"do": "release"}))
-                .and_then(|()| read_message(stream));
+                .and_then(|()| receive_with(&stream));
             match answer {
-                Ok(answer) => accepted(&answer),
+                Ok((answer, mut passed)) => {
+                    accepted(&answer)?;
+                    // The description is the first ([`PassedTunnels::descriptors`]).
+                    let description = (!passed.is_empty()).then(|| passed.remove(0));
+                    Ok(description.map(|it| PassedTunnels::from_descriptors(it, passed)))
+                }
                 Err(error) if is_gone(&error) => {
                     // This process has the sockets: nobody else can serve.
                     tracing::warn!("the running proxy ended; its last changes may be lost");
-                    Ok(())
+                    Ok(None)
                 }
                 Err(error) => Err(error),
             }
@@ -172,7 +185,11 @@ impl ProxyTakeover {
 /// A process of this program that holds the sockets until a new process serves, and can start the
 /// proxy again.
 #[derive(Debug)]
-pub struct Standby(Command);
+pub struct Standby {
+    command: Command,
+    /// Kept while it begins anew.
+    tunnels: Option<PassedTunnels>,
+}
 
 impl Standby {
     /// Prepares to hold these sockets for the process at `connection`.
@@ -197,20 +214,41 @@ impl Standby {
             .env_remove("LISTEN_FDS")
             .env_remove("LISTEN_FDNAMES")
             .env_remove(HELPER_SOCKET_VARIABLE)
+            .env_remove(TUNNELS_VARIABLE)
             .stdin(Stdio::from(OwnedFd::from(theirs)));
-        Ok(Standby(command))
+        Ok(Standby {
+            command,
+            tunnels: None,
+        })
     }
 
     /// Gives the program a variable when it begins anew.
     #[must_use]
     pub fn with_variable(mut self, (name, value): (&str, String)) -> Standby {
-        self.0.env(name, value);
+        self.command.env(name, value);
         self
+    }
+
+    /// Gives the process these tunnels when it begins anew, for the new process or for itself.
+    ///
+    /// # Errors
+    /// Their descriptors cannot be kept.
+    pub fn with_tunnels(self, tunnels: Option<PassedTunnels>) -> io::Result<Standby> {
+        let Some(tunnels) = tunnels else {
+            return Ok(self);
+        };
+        let variable = tunnels.keep_at_exec()?;
+        Ok(Standby {
+            tunnels: Some(tunnels),
+            ..self.with_variable(variable)
+        })
     }
 
     /// Begins this program anew. Returns only if that fails; the new process serves when this one ends.
     pub fn begin(mut self) -> io::Error {
-        self.0.exec()
+        let error = self.command.exec();
+        drop(self.tunnels);
+        error
     }
 }
 
@@ -221,8 +259,8 @@ pub enum StandbyOutcome {
     NotStandby,
     /// The new process serves; this one has to end.
     Replaced,
-    /// The new process failed: this one has to serve, on these sockets.
-    Resumed(Vec<OwnedFd>),
+    /// The new process failed: this one has to serve, on these sockets, and with these tunnels.
+    Resumed(Vec<OwnedFd>, Option<PassedTunnels>),
 }
 
 /// Whether this process began anew for another that takes over.
@@ -245,7 +283,12 @@ pub fn await_replacement() -> io::Result<StandbyOutcome> {
     }
     // It is the first ([`Standby::prepare`]).
     let connection = UnixStream::from(sockets.remove(0));
-    let told = send_message(&connection, &json!({"ok": true}));
+    let tunnels = PassedTunnels::after_exec();
+    let passed: Vec<_> = tunnels
+        .iter()
+        .flat_map(PassedTunnels::descriptors)
+        .collect();
+    let told = send_with(&connection, &json!({"ok": true}), &passed);
     connection.set_read_timeout(Some(SERVED_WITHIN))?;
     match told.and_then(|()| read_message(connection.try_clone()?)) {
         Ok(said) if said["do"] == "served" => Ok(StandbyOutcome::Replaced),
@@ -256,7 +299,7 @@ pub fn await_replacement() -> io::Result<StandbyOutcome> {
             if answer.as_ref().err().is_some_and(waits_in_vain) {
                 end_peer(&connection)?;
             }
-            Ok(StandbyOutcome::Resumed(sockets))
+            Ok(StandbyOutcome::Resumed(sockets, tunnels))
         }
     }
 }
@@ -273,12 +316,6 @@ fn end_peer(connection: &UnixStream) -> io::Result<()> {
 
 /// Sends a message and sockets beside it, [`SOCKETS_AT_ONCE`] with each part.
 fn send_with(stream: &UnixStream, message: &Value, sockets: &[BorrowedFd<'_>]) -> io::Result<()> {
-    if sockets.len() > SOCKETS_MAX {
-        return Err(io::Error::other(format!(
-            "{} sockets are too many to hand over",
-            sockets.len()
-        )));
-    }
     let mut message = message.clone();
     message["sockets"] = sockets.len().into();
     let text = format!("{message}\n");

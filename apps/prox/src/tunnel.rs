@@ -5,10 +5,11 @@
 //! reset on the other, never a clean end. A device's reset is noticed although the origin takes no bytes.
 //!
 //! While no path leads to the device and nothing is under way here, the flow may sleep with its session; the origin's
-//! connection stays ([`crate::sleeping_tunnels`]). If bytes are between the two when it sleeps, the tunnel is reset.
+//! connection stays ([`crate::sleeping_tunnels`]). When the process stops and another one follows, each tunnel sleeps, with
+//! what is under way in it.
 
 use std::io;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
@@ -16,7 +17,7 @@ use std::time::Duration;
 
 use d2tp_driver::{DatagramSender, FlowIo};
 use parking_lot::Mutex;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf, copy_bidirectional_with_sizes};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -28,6 +29,8 @@ use crate::flow_memo::{FlowMemo, SleepingTunnel};
 use crate::flow_report::{FlowLogRecord, ProxFlowOutcome, ServedFrom};
 use crate::flow_watch::{FlowWatch, is_asleep};
 use crate::prox::{Prox, random_name};
+use crate::sleeping_tunnels::{SleptTunnel, TunnelRemainder};
+use crate::tunnel_pump::{TunnelPump, copy_both};
 use crate::tunnel_rest::TunnelRest;
 use d2tp_driver::ResetCause;
 
@@ -41,12 +44,16 @@ pub(crate) const TUNNEL_BYTES: u64 = 2 * TUNNEL_BUFFER_BYTES as u64;
 /// The interval of checks whether a device that has finished sending still reads.
 const LEFT_EVERY: Duration = Duration::from_secs(1); // a guess
 
+/// The interval of checks whether the device of a restored session has said what it has of a tunnel. It comes with the
+/// handshake as a rule.
+const CLAIMED_CHECK_EVERY: Duration = Duration::from_millis(5); // a guess
+
 /// Where a tunnel's flow is.
 enum TunnelStart<'a> {
     /// The device awaits the answer, and sent these bytes with its request.
     New(&'a [u8]),
-    /// The flow slept, and has a memo.
-    Woken,
+    /// The flow slept, has a memo, and this was under way.
+    Woken(&'a TunnelRemainder),
 }
 
 /// Copies until both directions have ended.
@@ -71,16 +78,42 @@ pub(crate) async fn resume<F: FlowIo>(
     reports_to: Option<DatagramSender>,
 ) -> ProxFlowOutcome {
     record.traffic.set_kind(TrafficKind::Tunnel);
-    let Some(origin) = prox.sleeping_tunnels.take(number, flow.peer()) else {
+    let Some(slept) = prox.sleeping_tunnels.take(number, flow.peer()) else {
         return ProxFlowOutcome::Reset(ResetCause::TunnelReset); // It was another process's.
     };
+    let SleptTunnel {
+        connection: origin,
+        mut remainder,
+        memory,
+        ..
+    } = slept;
+    drop(memory); // Of what follows.
     let mut buffers = prox.memory_account(flow.peer()).charge();
-    if !buffers.try_resize(TUNNEL_BYTES) {
+    let fits = buffers.try_resize(TUNNEL_BYTES + remainder.bytes());
+    let refused = match fits {
+        true => remainder.begin_at(resumed_at(flow).await).err(),
+        false => Some(ResetCause::StoreFull),
+    };
+    if let Some(cause) = refused {
         let _ = origin.tcp().set_zero_linger();
-        return ProxFlowOutcome::Reset(ResetCause::StoreFull);
+        return ProxFlowOutcome::Reset(cause);
     }
-    let start = TunnelStart::Woken;
+    let start = TunnelStart::Woken(&remainder);
     carry(flow, start, origin, prox, record, reports_to).await
+}
+
+/// The offset from which the device reads the tunnel on; none if the flow is over before it says so.
+async fn resumed_at<F: FlowIo>(flow: &mut F) -> Option<u64> {
+    loop {
+        if let Some(at) = flow.resumed_at() {
+            return Some(at);
+        }
+        let is_over = std::future::poll_fn(|cx| Poll::Ready(flow.poll_finished(cx).is_ready()));
+        if is_over.await {
+            return None;
+        }
+        tokio::time::sleep(CLAIMED_CHECK_EVERY).await;
+    }
 }
 
 async fn carry<F: FlowIo>(
@@ -98,44 +131,42 @@ async fn carry<F: FlowIo>(
     let number = random_name();
     let tunnel = SleepingTunnel::Connection(number);
     let memo = FlowMemo::of_tunnel(tunnel, &record.asked, reports_to.is_some());
-    let is_woken = matches!(start, TunnelStart::Woken);
+    let is_woken = matches!(start, TunnelStart::Woken(_));
     let rest = TunnelRest::new(flow, prox, &memo, is_woken);
+    let (mut up, mut down) = match start {
+        TunnelStart::New(first) => (
+            TunnelPump::new(first, false, false),
+            TunnelPump::new(tunnel_open(), false, false),
+        ),
+        TunnelStart::Woken(remainder) => remainder.pumps(),
+    };
     let mut origin = CountedStream {
         stream: origin,
         traffic: traffic.clone(),
     };
     let unwanted = flow.peer_stopped_check();
     let id = flow.id();
+    let is_idle = || traffic.is_idle();
+    let mut resting = pin!(rest.while_idle(is_idle, || traffic.moved.notified(), &prox.leaving));
     let copied = {
         let lent = Mutex::new(&mut *flow);
-        let mut lent_flow = LentFlow {
-            flow: &lent,
-            traffic: &traffic,
-        };
-        let copying = async {
-            if let TunnelStart::New(first) = start {
-                lent_flow.write_all(tunnel_open()).await?;
-                lent_flow.flush().await?;
-                origin.write_all(first).await?;
-            }
-            traffic.begin_copying();
-            copy_bidirectional_with_sizes(
-                &mut lent_flow,
-                &mut origin,
-                TUNNEL_BUFFER_BYTES,
-                TUNNEL_BUFFER_BYTES,
-            )
-            .await
-        };
+        let mut lent_flow = LentFlow { flow: &lent };
+        let copying = copy_both(
+            &mut lent_flow,
+            &mut origin,
+            &mut up,
+            &mut down,
+            |up, down| traffic.on_step(up.is_idle() && down.is_idle()),
+        );
         tokio::select! {
             copied = copying => copied.map_err(|error| match traffic.origin_failed() {
                 true => ProxFlowOutcome::Reset(ResetCause::TunnelReset),
                 false => outcome_of(&error),
             }),
-            never = rest.while_idle(|| traffic.is_empty(), || traffic.moved.notified()) => match never {},
+            never = &mut resting => match never {},
             never = metered.supply.report(reports_to.as_ref(), id) => match never {},
             error = traffic.broken(&lent) => Err(outcome_of(&error)),
-            () = traffic.until_left(unwanted) => Ok((0, 0)),
+            () = traffic.until_left(unwanted) => Ok(()),
             () = traffic.silent_for(prox.config().tunnel_idle) => {
                 Err(ProxFlowOutcome::Reset(ResetCause::TunnelIdle))
             }
@@ -145,23 +176,35 @@ async fn carry<F: FlowIo>(
     };
     record.bytes_up = traffic.up.load(Ordering::Relaxed);
     record.bytes_down = traffic.down.load(Ordering::Relaxed);
-    match copied {
+    let outcome = match copied {
         // Both ends said they are done, or the device that it does not even read; stay until the device has it all.
-        Ok(_) => FlowWatch::new(prox, &metered)
-            .gone(flow, prox)
-            .await
-            .outcome(),
-        Err(ProxFlowOutcome::Hibernated) if traffic.is_empty() => {
-            let (connection, client) = (origin.stream, flow.peer());
-            prox.sleeping_tunnels.put(number, client, connection);
-            ProxFlowOutcome::Hibernated
+        Ok(()) => {
+            let mut watch = FlowWatch::new(prox, &metered);
+            tokio::select! {
+                gone = watch.gone(flow, prox) => gone.outcome(),
+                never = &mut resting => match never {},
+            }
         }
-        Err(outcome) => {
-            // The origin must not take what it has for all there was.
-            let _ = origin.stream.tcp().set_zero_linger();
-            outcome
+        Err(ref outcome) => outcome.clone(),
+    };
+    let remainder = match (&outcome, flow.take_remainder()) {
+        (ProxFlowOutcome::Hibernated, Some(of_flow)) => {
+            Some(TunnelRemainder::of(of_flow, &up, &down))
         }
+        (ProxFlowOutcome::Hibernated, None) if up.is_idle() && down.is_idle() => {
+            Some(TunnelRemainder::default())
+        }
+        _ => None,
+    };
+    if let Some(remainder) = remainder {
+        let account = prox.memory_account(flow.peer());
+        let slept = SleptTunnel::new(flow.peer(), origin.stream, remainder, &account);
+        prox.sleeping_tunnels.put(number, slept);
+    } else if copied.is_err() {
+        // The origin must not take what it has for all there was.
+        let _ = origin.stream.tcp().set_zero_linger();
     }
+    outcome
 }
 
 /// What a tunnel ends with whose flow had this error.
@@ -178,19 +221,15 @@ struct TunnelTraffic {
     /// Bytes that the origin took, and bytes that came from it.
     up: AtomicU64,
     down: AtomicU64,
-    /// Bytes that came from the device since copying began, and bytes that its flow took.
-    up_taken: AtomicU64,
-    down_given: AtomicU64,
-    has_down_ended: AtomicBool,
-    /// Whether the answer was sent, so that bytes are copied.
-    is_copying: AtomicBool,
+    /// Whether nothing is held between the two, and both may still send.
+    is_idle: AtomicBool,
     origin_failed: AtomicBool,
     /// The flow to the device.
     flow: Arc<FlowTraffic>,
     /// Notified when the device's end has been passed to the origin.
     up_ended: Notify,
     has_up_ended: AtomicBool,
-    /// Notified when [`TunnelTraffic::is_empty`] may have changed.
+    /// Notified when [`TunnelTraffic::is_idle`] may have changed.
     moved: Notify,
 }
 
@@ -199,10 +238,7 @@ impl TunnelTraffic {
         TunnelTraffic {
             up: AtomicU64::new(0),
             down: AtomicU64::new(0),
-            up_taken: AtomicU64::new(0),
-            down_given: AtomicU64::new(0),
-            has_down_ended: AtomicBool::new(false),
-            is_copying: AtomicBool::new(false),
+            is_idle: AtomicBool::new(false),
             origin_failed: AtomicBool::new(false),
             flow: flow.clone(),
             up_ended: Notify::new(),
@@ -211,29 +247,16 @@ impl TunnelTraffic {
         }
     }
 
-    /// Notes that all bytes so far have arrived: those that came with the request, and the answer.
-    fn begin_copying(&self) {
-        let up = self.up.load(Ordering::Relaxed);
-        self.up_taken.store(up, Ordering::Relaxed);
-        self.down_given.store(0, Ordering::Relaxed);
-        self.is_copying.store(true, Ordering::Relaxed);
-        self.moved.notify_one();
+    /// Notes after a step of copying whether the tunnel is idle. Only a change wakes who waits for it: that may be the task
+    /// which copies.
+    fn on_step(&self, is_idle: bool) {
+        if self.is_idle.swap(is_idle, Ordering::Relaxed) != is_idle {
+            self.moved.notify_one();
+        }
     }
 
-    /// Adds to one of the counts of bytes.
-    fn add(&self, count: &AtomicU64, bytes: usize) {
-        count.fetch_add(bytes as u64, Ordering::Relaxed);
-        self.moved.notify_one();
-    }
-
-    /// Whether no byte is between the device and the origin, and both may still send.
-    fn is_empty(&self) -> bool {
-        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        self.is_copying.load(Ordering::Relaxed)
-            && of(&self.up) == of(&self.up_taken)
-            && of(&self.down) == of(&self.down_given)
-            && !self.has_up_ended.load(Ordering::Relaxed)
-            && !self.has_down_ended.load(Ordering::Relaxed)
+    fn is_idle(&self) -> bool {
+        self.is_idle.load(Ordering::Relaxed)
     }
 
     fn origin_failed(&self) -> bool {
@@ -289,7 +312,6 @@ impl TunnelTraffic {
 /// A flow that is copied, and watched meanwhile by the same task.
 struct LentFlow<'a, F> {
     flow: &'a Mutex<&'a mut F>,
-    traffic: &'a TunnelTraffic,
 }
 
 impl<F: FlowIo> AsyncRead for LentFlow<'_, F> {
@@ -298,13 +320,7 @@ impl<F: FlowIo> AsyncRead for LentFlow<'_, F> {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let before = buf.filled().len();
-        let poll = Pin::new(&mut **self.flow.lock()).poll_read(cx, buf);
-        let read = buf.filled().len() - before;
-        if read > 0 {
-            self.traffic.add(&self.traffic.up_taken, read);
-        }
-        poll
+        Pin::new(&mut **self.flow.lock()).poll_read(cx, buf)
     }
 }
 
@@ -314,11 +330,7 @@ impl<F: FlowIo> AsyncWrite for LentFlow<'_, F> {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let poll = Pin::new(&mut **self.flow.lock()).poll_write(cx, bytes);
-        if let Poll::Ready(Ok(written)) = &poll {
-            self.traffic.add(&self.traffic.down_given, *written);
-        }
-        poll
+        Pin::new(&mut **self.flow.lock()).poll_write(cx, bytes)
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -346,11 +358,7 @@ impl AsyncRead for CountedStream {
         let poll = Pin::new(&mut self.stream).poll_read(cx, buf);
         let read = buf.filled().len() - before;
         if read > 0 {
-            self.traffic.add(&self.traffic.down, read);
-        }
-        if matches!(poll, Poll::Ready(Ok(()))) && read == 0 && buf.remaining() > 0 {
-            self.traffic.has_down_ended.store(true, Ordering::Relaxed);
-            self.traffic.moved.notify_one();
+            self.traffic.down.fetch_add(read as u64, Ordering::Relaxed);
         }
         match &poll {
             Poll::Ready(_) => self.traffic.flow.supply.on_read(Instant::now(), read),
@@ -368,7 +376,9 @@ impl AsyncWrite for CountedStream {
     ) -> Poll<io::Result<usize>> {
         let poll = Pin::new(&mut self.stream).poll_write(cx, bytes);
         if let Poll::Ready(Ok(written)) = &poll {
-            self.traffic.add(&self.traffic.up, *written);
+            self.traffic
+                .up
+                .fetch_add(*written as u64, Ordering::Relaxed);
         }
         self.traffic.note(poll)
     }
@@ -383,7 +393,6 @@ impl AsyncWrite for CountedStream {
         if poll.is_ready() {
             self.traffic.has_up_ended.store(true, Ordering::Relaxed);
             self.traffic.up_ended.notify_one();
-            self.traffic.moved.notify_one();
         }
         self.traffic.note(poll)
     }

@@ -5,12 +5,15 @@
 //!    │   ▲
 //!    ▼   │
 //!  suspended ──────▶ the flow may sleep while the tunnel is idle, which is checked when bytes move
+//!
+//!  the process leaves ▶ the flow may sleep, however it is
 //! ```
 
 use std::convert::Infallible;
 
 use bytes::Bytes;
 use d2tp_driver::{Connection, FlowIo, HibernationSwitch};
+use tokio_util::sync::CancellationToken;
 
 use crate::flow_memo::FlowMemo;
 use crate::prox::Prox;
@@ -55,21 +58,37 @@ impl TunnelRest {
         }
     }
 
-    /// Lets the flow sleep while no path leads to the device, and the tunnel `is_idle`. A future of `changed` is ready when
-    /// that may have changed. While a path leads to the device, nothing wakes the task.
+    /// Lets the flow sleep while no path leads to the device, and the tunnel `is_idle`; and in any case once the process is
+    /// `leaving`. A future of `changed` is ready when the tunnel may have become idle. While a path leads to the device,
+    /// nothing wakes the task.
     pub(crate) async fn while_idle<C: Future<Output = ()>>(
         mut self,
         is_idle: impl Fn() -> bool,
         changed: impl Fn() -> C,
+        leaving: &CancellationToken,
     ) -> Infallible {
         let Some(session) = self.session.take() else {
             return std::future::pending().await;
         };
+        tokio::select! {
+            never = self.while_serving(&session, &is_idle, &changed) => match never {},
+            () = leaving.cancelled() => {}
+        }
+        self.allow(true);
+        std::future::pending().await
+    }
+
+    async fn while_serving<C: Future<Output = ()>>(
+        &mut self,
+        session: &Connection,
+        is_idle: &impl Fn() -> bool,
+        changed: &impl Fn() -> C,
+    ) -> Infallible {
         loop {
             self.allow(false);
             session.until_suspended().await;
             tokio::select! {
-                never = self.while_suspended(&is_idle, &changed) => match never {},
+                never = self.while_suspended(is_idle, changed) => match never {},
                 () = session.until_awake() => {}
             }
         }
@@ -127,7 +146,8 @@ mod tests {
         let switch = pair.far.hibernation_switch();
         let session = Some(pair.far.connection());
         let rest = TunnelRest::of_session(session, switch, Bytes::from_static(b"memo"), true);
-        let mut resting = pin!(rest.while_idle(is_idle, || changes.notified()));
+        let serving = CancellationToken::new();
+        let mut resting = pin!(rest.while_idle(is_idle, || changes.notified(), &serving));
         let wakes = Arc::<CountedWakes>::default();
         let waker = Waker::from(wakes.clone());
         let mut cx = Context::from_waker(&waker);
@@ -167,7 +187,11 @@ mod tests {
                 looks.fetch_add(1, Ordering::SeqCst);
                 idle.load(Ordering::SeqCst)
             };
-            tokio::spawn(async move { rest.while_idle(is_idle, || changes.notified()).await })
+            let serving = CancellationToken::new();
+            tokio::spawn(async move {
+                rest.while_idle(is_idle, || changes.notified(), &serving)
+                    .await
+            })
         };
         pair.links.remove("wifi");
         until("the device has no path", || pair.device.paths().is_empty()).await;

@@ -27,6 +27,21 @@ const CREDIT_STEP_BYTES: u64 = 16 * 1024; // a guess
 /// The session credit that a peer gets even without room in memory, in bytes.
 const CREDIT_BYTES_MIN: u64 = 64 * 1024; // a guess: some packets of each round trip
 
+/// What a process holds of a flow beside its record ([`Session::take_remainder`]).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FlowRemainder {
+    /// Bytes of the peer that the application has not read.
+    pub unread: Vec<u8>,
+    /// Whether the peer's direction ends after them.
+    pub is_read: bool,
+    /// The offset of the first byte of `unacked` in this end's direction.
+    pub unacked_from: u64,
+    /// Bytes of this end that the peer has not acknowledged. An end that followed them has to be written again.
+    pub unacked: Vec<u8>,
+    /// Whether the peer acknowledged the end of this end's direction.
+    pub is_sent: bool,
+}
+
 impl Session {
     /// A flow without data, whose buffers are charged to the peer.
     pub(crate) fn new_flow(&self, id: FlowId, options: FlowOptions) -> SessionFlow {
@@ -194,6 +209,49 @@ impl Session {
     pub fn is_ended_by_deadline(&self, id: FlowId) -> bool {
         let end = self.flows.get(id).and_then(|flow| flow.end);
         end == Some(FlowEnd::DeadlinePassed)
+    }
+
+    /// Takes what a flow of this end's process holds that its peer or its application has not got, so that another process
+    /// can go on with the flow from [`Session::record`]: it writes [`FlowRemainder::unacked`] again, and reads
+    /// [`FlowRemainder::unread`] before what the peer sends then. Bytes beyond a gap are not taken, because the peer sends
+    /// them again. `None` if the flow is over or carried, was reset or stopped, or is durable: what its peer may discard is then
+    /// decided by its application.
+    pub fn take_remainder(&mut self, id: FlowId) -> Option<FlowRemainder> {
+        let flow = self.flows.get(id)?;
+        let is_cut = flow.send.reset.is_some() || flow.recv.reset.is_some();
+        // Its peer would take the flow for over as soon as the rest is read.
+        let is_carried = flow.send.is_complete() && flow.recv.is_all_received();
+        let is_over = flow.end.is_some() || is_cut || flow.recv.stopped.is_some();
+        if is_over || is_carried || flow.options.durable {
+            return None;
+        }
+        let mut unread = Vec::new();
+        let is_read = loop {
+            match self.read(id, usize::MAX) {
+                Ok(ReadOutcome::Chunk(chunk)) => unread.extend_from_slice(&chunk),
+                Ok(ReadOutcome::End) => break true,
+                Ok(ReadOutcome::Pending) => break false,
+                Err(_) => return None,
+            }
+        };
+        let flow = self.flows.get_mut(id)?;
+        let from = flow.send.safe_to();
+        let mut unacked = vec![0; (flow.send.end() - from) as usize];
+        flow.send.copy(from, &mut unacked);
+        Some(FlowRemainder {
+            unread,
+            is_read,
+            unacked_from: from,
+            unacked,
+            is_sent: flow.send.is_complete(),
+        })
+    }
+
+    /// Whether a flow was restored from a record and its peer has not said yet from which offset it goes on.
+    pub fn awaits_claim(&self, id: FlowId) -> bool {
+        self.flows
+            .get(id)
+            .is_some_and(|f| f.unclaimed || f.rewinding)
     }
 
     /// Reads the next bytes, at most `max` of them.

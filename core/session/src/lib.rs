@@ -118,6 +118,7 @@ pub use endpoint::{
 };
 pub use event::{FlowArrival, FlowEnd, PathSwitchKind, PeerFault, SessionEnd, SessionEvent};
 pub use first_hop::FirstHopStatus;
+pub use flow_api::FlowRemainder;
 pub use flow_options::FlowOptions;
 pub use handshake_ownership::{OwnershipAnswer, OwnershipRequest};
 pub use hibernated::HibernatedExpiry;

@@ -8,8 +8,8 @@ use std::task::Waker;
 
 use bytes::Bytes;
 use d2tp_session::{
-    Endpoint, FlowEnd, FlowId, LinkId, MemoryCharge, Session, SessionEnd, SessionEvent, SessionId,
-    Time, Transmit,
+    Endpoint, FlowEnd, FlowId, FlowRemainder, LinkId, MemoryCharge, Session, SessionEnd,
+    SessionEvent, SessionId, Time, Transmit,
 };
 use d2tp_udp::LinkSocket;
 use parking_lot::Mutex;
@@ -82,6 +82,8 @@ pub(crate) struct FlowEntry {
     pub(crate) unclaimed: bool,
     /// The host that opened the flow, if the peer did.
     pub(crate) opener: Option<HostKey>,
+    /// What this process still held of a flow that hibernated because the process stops.
+    pub(crate) remainder: Option<FlowRemainder>,
     /// Unread bytes of a flow whose session is over.
     pub(crate) remains: Option<VecDeque<Bytes>>,
     /// The memory charge of the bytes that were not read.
@@ -184,6 +186,16 @@ pub(crate) struct DriverCore {
 }
 
 impl DriverCore {
+    /// Whether a flow hibernated because the process stops: its bytes are no longer this handle's, even if its session is
+    /// still here.
+    pub(crate) fn was_left(&self, session: SessionId, flow: FlowId) -> bool {
+        self.is_deaf
+            && self
+                .flows
+                .get(&(session, flow))
+                .is_some_and(|e| e.hibernated)
+    }
+
     /// Schedules a read of the flow's source in the next turn, because the source is new, there is
     /// room, or the offset changed. A turn then visits only sources that have work.
     pub(crate) fn schedule_source(&mut self, session: SessionId, flow: FlowId) {

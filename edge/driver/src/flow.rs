@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use d2tp_session::{
-    ArrivedBytes, FlowEnd, FlowError, FlowId, FlowOptions, PathSelection, PublicKey, ReadOutcome,
-    ReasonCode, SessionId, Span, Time,
+    ArrivedBytes, FlowEnd, FlowError, FlowId, FlowOptions, FlowRemainder, PathSelection, PublicKey,
+    ReadOutcome, ReasonCode, SessionId, Span, Time,
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
@@ -256,6 +256,9 @@ impl Flow {
     fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
         let (session, id) = self.key();
         let mut inner = self.shared.inner.lock();
+        if inner.was_left(session, id) {
+            return Poll::Ready(Err(io::Error::other(FlowHibernated)));
+        }
         let mut news = false;
         let read = inner.core.with(session, |s| {
             let read = s.read(id, usize::MAX);
@@ -319,6 +322,9 @@ impl Flow {
     ) -> Poll<io::Result<usize>> {
         let (session, id) = self.key();
         let mut inner = self.shared.inner.lock();
+        if inner.was_left(session, id) {
+            return Poll::Ready(Err(io::Error::other(FlowHibernated)));
+        }
         let put = inner.core.with(session, |s| match s.write_room(id) {
             Ok(0) => Ok(None),
             Ok(room) => {
@@ -356,6 +362,9 @@ impl AsyncRead for Flow {
     ) -> Poll<io::Result<()>> {
         let (session, id) = self.key();
         let mut inner = self.shared.inner.lock();
+        if inner.was_left(session, id) {
+            return Poll::Ready(Err(io::Error::other(FlowHibernated)));
+        }
         let mut news = false;
         let read = inner.core.with(session, |s| {
             let read = s.read_into(id, buf.initialize_unfilled());
@@ -480,6 +489,18 @@ impl FlowIo for Flow {
     fn memo(&self) -> Option<Bytes> {
         let inner = self.shared.inner.lock();
         inner.flows.get(&self.key())?.memo.clone()
+    }
+    fn take_remainder(&mut self) -> Option<FlowRemainder> {
+        let mut inner = self.shared.inner.lock();
+        inner.flows.get_mut(&self.key())?.remainder.take()
+    }
+    fn resumed_at(&self) -> Option<u64> {
+        let inner = self.shared.inner.lock();
+        let session = inner.core.session(self.session)?;
+        match session.awaits_claim(self.id) {
+            true => None,
+            false => session.send_offsets(self.id).map(|(end, _)| end),
+        }
     }
     fn peer_stopped_check(&self) -> Box<dyn Fn() -> bool + Send> {
         let (shared, (session, id)) = (self.shared.clone(), self.key());

@@ -6,6 +6,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use d2tp_session::FlowRemainder;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::datagrams::Connection;
@@ -54,6 +55,16 @@ pub trait FlowIo: AsyncRead + AsyncWrite + Send + Unpin + 'static {
     /// while nothing of it is under way: it hibernates only once its peer has acknowledged all that was written.
     fn hibernation_switch(&self) -> HibernationSwitch {
         Box::new(|_| {})
+    }
+    /// Takes what the process held of a flow without a source that hibernated because the server leaves
+    /// ([`Server::leave`](crate::Server::leave)): whoever resumes the flow needs it beside the memo.
+    fn take_remainder(&mut self) -> Option<FlowRemainder> {
+        None
+    }
+    /// The offset from which a flow without a source is resumed, once its peer has said it. Until then nothing may be
+    /// written.
+    fn resumed_at(&self) -> Option<u64> {
+        Some(0)
     }
     /// The memo that was stored with this flow, if it hibernated before.
     fn memo(&self) -> Option<Bytes> {

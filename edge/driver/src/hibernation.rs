@@ -289,7 +289,9 @@ fn hibernate(inner: &mut DriverCore, id: SessionId, now: Time) -> bool {
             let has_memo = e.memo.is_some() && e.end.is_none();
             has_memo && (e.source.is_some() || e.unclaimed || session.is_flushed(*flow))
         };
-        !entry.is_some_and(is_kept) || session.has_unread(*flow)
+        // Its application gets what the record lacks.
+        let is_taken = entry.is_some_and(|e| e.remainder.is_some() && e.memo.is_some());
+        !is_taken && (!entry.is_some_and(is_kept) || session.has_unread(*flow))
     });
     if bare || !session.may_hibernate() || !inner.core.has_room_hibernated() {
         return false;
@@ -620,6 +622,23 @@ pub(crate) fn answer_lookups(shared: &Arc<DriverShared>, inner: &mut DriverCore)
     }
 }
 
+/// Gives the applications of a session's flows without a source what the record of the session lacks.
+fn take_remainders(inner: &mut DriverCore, id: SessionId) {
+    let flows = inner.core.session(id).map(|s| s.flow_ids());
+    for flow in flows.into_iter().flatten() {
+        let DriverCore { core, flows, .. } = inner;
+        let entry = flows.get_mut(&(id, flow));
+        let is_written = |e: &&mut FlowEntry| {
+            e.memo.is_some() && e.end.is_none() && e.source.is_none() && !e.unclaimed && !e.detached
+        };
+        if let Some(entry) = entry.filter(is_written)
+            && let Ok(remainder) = core.with(id, |s| s.take_remainder(flow))
+        {
+            entry.remainder = remainder;
+        }
+    }
+}
+
 /// Stops without informing devices: hibernates sessions where possible and writes them to the
 /// journal; resets other flows with `code`.
 pub(crate) fn hibernate_all(inner: &mut DriverCore, code: u64) {
@@ -630,6 +649,7 @@ pub(crate) fn hibernate_all(inner: &mut DriverCore, code: u64) {
         if inner.core.session(id).is_some_and(|s| s.is_tentative()) {
             continue;
         }
+        take_remainders(inner, id);
         if !hibernate(inner, id, now) {
             let flows = inner.core.session(id).map(|s| s.flow_ids());
             for flow in flows.into_iter().flatten() {

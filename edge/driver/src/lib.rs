@@ -93,7 +93,7 @@ pub use d2tp_sched::CarriedByLink;
 pub use d2tp_session::{
     AckOffload, Admission, ArrivedBytes, BadCidShare, CONTEXTS, CONTEXTS_OF_COPIES, CidShare,
     CipherSuite, CongestionKind, DATAGRAMS_MAX, DatagramStats, DrwaLambda, EndpointConfig,
-    FirstHopStatus, FlowEnd, HybridPolicy, LinkId, MemoryAccount, MemoryCharge, MemoryPool,
+    FirstHopStatus, FlowEnd, FlowRemainder, HybridPolicy, LinkId, MemoryAccount, MemoryCharge, MemoryPool,
     Mirroring, PathSchedulerKind, PathSelection, PathState, PathStats, PathSwitchKind, PublicKey,
     ReasonCode, RelayId, RelayLimits, RelayRefusal, SecretKey, SessionEnd, SessionEvent,
     TraceLevel,

@@ -46,7 +46,7 @@ mod request_args;
 pub mod run;
 pub mod send;
 pub mod serve;
-mod service_readiness;
+mod service_manager;
 pub mod sync;
 mod sync_output;
 mod system_files;

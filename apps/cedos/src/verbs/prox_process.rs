@@ -21,9 +21,9 @@ use std::time::Duration;
 use anyhow::Context;
 use cedos_agent::metrics_listener::MetricsListener;
 use cedos_prox::{
-    ControlError, ControlServer, METRICS_TYPE, Prox, ProxyTakeover, ServiceAnnouncement,
-    StandbyOutcome, TakeoverOffer, TcpFlowListener, TunnelHelper, accept_until, await_replacement,
-    finish_within_grace, keep_certificate,
+    ControlError, ControlServer, METRICS_TYPE, PassedTunnels, Prox, ProxyTakeover,
+    ServiceAnnouncement, StandbyOutcome, TakeoverOffer, TcpFlowListener, TunnelHelper,
+    accept_until, await_replacement, finish_within_grace, keep_certificate,
 };
 use cedos_sandbox::{SandboxReport, release_free_heap};
 use cedos_terminal::{print_stdout, stdout_result};
@@ -46,7 +46,7 @@ use super::prox_state::{
     SharedStoreSettings, create_private_dir, lock_node, open_journal, reopen_journal,
 };
 use super::reachable_host::host_for_devices;
-use super::service_readiness::announce_readiness;
+use super::service_manager::{ServiceManager, announce_readiness};
 
 /// How long origins may take to answer before a new process requests the same again. Devices' new requests wait as long.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(2); // a guess: most origins answer within one
@@ -72,10 +72,10 @@ pub async fn run(mut args: ProxArgs, sandbox: Option<ProxSandbox>) -> anyhow::Re
         return prox_control::run(verb).await;
     }
     raise_descriptor_limit();
-    let resumed = match tokio::task::spawn_blocking(await_replacement).await?? {
+    let (resumed, mut tunnels) = match tokio::task::spawn_blocking(await_replacement).await?? {
         StandbyOutcome::Replaced => return Ok(ExitCode::SUCCESS),
-        StandbyOutcome::Resumed(sockets) => Some(sockets),
-        StandbyOutcome::NotStandby => None,
+        StandbyOutcome::Resumed(sockets, tunnels) => (Some(sockets), tunnels),
+        StandbyOutcome::NotStandby => (None, None),
     };
     args.start_log();
     // Until then SIGHUP ends this process; from now on it waits.
@@ -137,8 +137,9 @@ pub async fn run(mut args: ProxArgs, sandbox: Option<ProxSandbox>) -> anyhow::Re
         None => None,
     };
     if let Some(takeover) = &mut takeover {
-        takeover.release().await?;
+        tunnels = takeover.release().await?;
     }
+    let tunnels = tunnels.or_else(|| passed.take_tunnels());
     // The lock is held until this process ends.
     let (journal, _node_lock) =
         open_records(&args, &key, store, is_resumed || takeover.is_some()).await?;
@@ -164,6 +165,7 @@ pub async fn run(mut args: ProxArgs, sandbox: Option<ProxSandbox>) -> anyhow::Re
         let copies = prox.restore_from_journal(journal)?;
         tracing::info!(copies, journal = %journal.path().display(), "copies restored");
     }
+    adopt_tunnels(&prox, tunnels);
     tokio::spawn(prox.clone().work_on_bucket(key.public(), journal.clone()));
     if let Some(shared) = prox.shared_records() {
         tracing::info!(
@@ -287,10 +289,19 @@ pub async fn run(mut args: ProxArgs, sandbox: Option<ProxSandbox>) -> anyhow::Re
             true => SocketsAfter::Kept,
             false => SocketsAfter::Closed,
         };
+        let has_manager = ServiceManager::from_env().is_some();
+        if successor.is_some() || has_manager {
+            prox.begin_leaving();
+        }
         leave_devices(&prox, &server, sockets).await;
-        if successor.is_some() {
+        if successor.is_some() || has_manager {
             // What their flows leave behind is for the next process as well.
             let _ = tokio::time::timeout(FLOWS_END_WITHIN, flows.wait()).await;
+        }
+        if successor.is_none() {
+            keep_tunnels(&prox);
+        }
+        if successor.is_some() {
             // Devices wait for that process: what does not depend on each other is written at once.
             tokio::join!(
                 persist_copies(&prox),
@@ -316,6 +327,13 @@ pub async fn run(mut args: ProxArgs, sandbox: Option<ProxSandbox>) -> anyhow::Re
         }
         let standby = match &tunnel_helper {
             Some(helper) => standby.with_variable(helper.environment()),
+            None => standby,
+        };
+        // Once more: a flow may have ended late.
+        let standby = match take_tunnels(&prox) {
+            Some(tunnels) => standby
+                .with_tunnels(Some(tunnels))
+                .context("cannot keep the connections of tunnels")?,
             None => standby,
         };
         return Err(standby.begin()).context("cannot hold the sockets for the new process");
@@ -514,6 +532,44 @@ fn serve_control(
             Ok(None)
         }
         None => Ok(None),
+    }
+}
+
+/// Has the tunnels of an earlier process go on here when their devices are back.
+fn adopt_tunnels(prox: &Arc<Prox>, tunnels: Option<PassedTunnels>) {
+    let adopted = tunnels.map(|tunnels| prox.adopt_tunnels(tunnels));
+    match adopted {
+        Some(Ok(tunnels)) => tracing::info!(tunnels, "connections of tunnels taken over"),
+        Some(Err(error)) => {
+            tracing::error!(%error, "the tunnels of the earlier process are reset");
+        }
+        None => return,
+    }
+    if let Some(manager) = ServiceManager::from_env()
+        && let Err(error) = manager.forget_tunnels()
+    {
+        tracing::warn!(%error, "systemd keeps connections that are over");
+    }
+}
+
+/// The tunnels that sleep, for the next process.
+fn take_tunnels(prox: &Prox) -> Option<PassedTunnels> {
+    prox.take_tunnels().unwrap_or_else(|error| {
+        tracing::error!(%error, "tunnels are reset");
+        None
+    })
+}
+
+/// Has the service manager keep the tunnels that sleep until the next process.
+fn keep_tunnels(prox: &Prox) {
+    let Some(manager) = ServiceManager::from_env() else {
+        return;
+    };
+    let Some(tunnels) = take_tunnels(prox) else {
+        return;
+    };
+    if let Err(error) = manager.keep(&tunnels) {
+        tracing::error!(%error, "systemd does not keep the connections of tunnels, which are reset");
     }
 }
 

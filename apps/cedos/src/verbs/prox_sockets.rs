@@ -13,6 +13,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
 
 use anyhow::{Context, bail};
+use cedos_prox::PassedTunnels;
 use listenfd::ListenFd;
 use socket2::{Socket, Type};
 
@@ -20,17 +21,24 @@ use socket2::{Socket, Type};
 #[derive(Debug, Default)]
 pub struct PassedSockets {
     sockets: Vec<(SocketAddr, Type, Socket)>,
+    tunnels: Option<PassedTunnels>,
 }
 
 impl PassedSockets {
-    /// The sockets that systemd passes; none if it passes none.
+    /// The sockets that systemd passes, and the tunnels that it kept; none if it passes none.
     ///
     /// # Errors
     /// One is not an IP socket.
     pub fn from_systemd() -> anyhow::Result<PassedSockets> {
+        let tunnels = PassedTunnels::from_manager();
+        let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
+        let mut names = names.split(':');
         let mut listed = ListenFd::from_env();
         let mut sockets = Vec::new();
         for index in 0..listed.len() {
+            if names.next().is_some_and(PassedTunnels::is_name_of_one) {
+                continue;
+            }
             // Each is UDP or TCP: the other kind is refused, and stays.
             if let Ok(Some(udp)) = listed.take_udp_socket(index) {
                 sockets.push(udp.into());
@@ -40,7 +48,13 @@ impl PassedSockets {
                 sockets.extend(passed.map(OwnedFd::from));
             }
         }
-        PassedSockets::of(sockets)
+        let passed = PassedSockets::of(sockets)?;
+        Ok(PassedSockets { tunnels, ..passed })
+    }
+
+    /// The tunnels that systemd kept, if it kept any.
+    pub fn take_tunnels(&mut self) -> Option<PassedTunnels> {
+        self.tunnels.take()
     }
 
     /// Takes sockets that another process passed.

@@ -21,6 +21,7 @@ mod long_round_trip;
 mod mirror;
 mod offload;
 mod pair;
+mod passed_on;
 mod paths;
 mod route;
 mod serial_path;
