@@ -200,8 +200,8 @@ async fn several_urls(page: &mut Recorder) {
     let _ = std::fs::write(page.home().join("bad.txt"), "files.example/song.mp3\n");
     page.run("A line that is no URL", &["get", "-i", "bad.txt"])
         .await;
-    page.run("An option of curl", &["get", "-O", one]).await;
-    page.run("An option of wget", &["get", "-c", one]).await;
+    page.run("An option of curl", &["get", "-k", one]).await;
+    page.run("An option of wget", &["get", "-nc", one]).await;
 }
 
 async fn settings(page: &mut Recorder) {
