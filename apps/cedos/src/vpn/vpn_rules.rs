@@ -101,7 +101,7 @@ impl VpnRules {
             had_unchecked_marks: routes.marks_packets() && let_marks_validate(),
         };
         // First what becomes of packets in the tunnel, which matches none yet, and then the routes into it: a connection in
-        // between would go there as packets, and be refused.
+        // between would go there as packets.
         nft(&routes.nft_script())?;
         ip_batch(false, &routes.ip_lines(false))?;
         if Path::new(IPV6).exists() {
