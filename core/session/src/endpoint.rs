@@ -2,7 +2,7 @@
 //! sessions.
 //!
 //! ```text
-//!  datagram ─▶ kind? ─▶ SYN, WAKE   MACs ▸ load? cookie ▸ Noise ▸ admitted? ▸ epoch ▸ half-open
+//!  datagram ─▶ kind? ─▶ SYN, WAKE   MACs ▸ load? cookie, source's part ▸ Noise ▸ admitted? ▸ epoch ▸ half-open
 //!                       DATA     cid ▸ session | half-open (first packet: confirm) | UNKNOWN
 //!                       SYN+ACK, COOKIE, UNKNOWN   cid ▸ the session in handshake
 //! ```
@@ -35,6 +35,7 @@ use crate::cid_share::CidShare;
 use crate::config::{EARLY_SEEN_MAX, EndpointConfig};
 use crate::event::SessionEvent;
 use crate::half_open::HalfOpenTable;
+use crate::handshake_budget::HandshakeBudget;
 use crate::hibernated::{HibernatedSessions, InstanceKey};
 use crate::link::Addresses;
 use crate::memory_pool::MemoryCharge;
@@ -162,6 +163,7 @@ pub struct Endpoint {
     shared_cookie_secrets: Arc<CookieSecrets>,
     ticket_issuer: TicketIssuer,
     cookie_until: Time,
+    handshake_budget: HandshakeBudget,
     sessions: Slab<SessionSlot>,
     next_serial: u32,
     routes: HashMap<Cid, CidRoute, BuildHasherDefault<CidHasher>>,
@@ -249,6 +251,7 @@ impl Endpoint {
             shared_cookie_secrets: jar_arc,
             ticket_issuer: TicketIssuer::new(token_seed),
             cookie_until: Time::ZERO,
+            handshake_budget: HandshakeBudget::new(),
             sessions: Slab::new(),
             next_serial: 0,
             routes: HashMap::default(),

@@ -41,6 +41,7 @@ mod flow_api;
 mod flow_options;
 mod grant;
 mod half_open;
+mod handshake_budget;
 mod handshake_ownership;
 mod hibernated;
 mod introspect;

@@ -20,6 +20,7 @@ use crate::config::SPARE_PATHS;
 use crate::early_packets::EarlyPackets;
 use crate::event::SessionEvent;
 use crate::half_open::{HALF_OPEN_MAX, HalfOpen, RepeatedSyn};
+use crate::handshake_budget::PROVED_HANDSHAKES_PER_SECOND;
 use crate::handshake_ownership::HandshakeOwnership;
 use crate::hibernated::InstanceKey;
 use crate::key_exchange_state::{HybridAnswer, HybridPolicy};
@@ -105,6 +106,13 @@ impl Endpoint {
         if self.is_loaded() && kind == PacketKind::Syn && !proved {
             // R-HS-7: under load the address is proved first: no state, no public-key work.
             return self.answer_cookie(from, cid, mac1);
+        }
+        if self.is_loaded() && proved {
+            // R-HS-22: who has one address cannot have all the public-key work that this host can do.
+            let most = self.part_of_host(PROVED_HANDSHAKES_PER_SECOND as usize);
+            if !self.handshake_budget.take(now, &from.remote, most) {
+                return;
+            }
         }
         self.expire_half_open(now);
         if self.half_open.len() >= self.part_of_host(HALF_OPEN_MAX) {

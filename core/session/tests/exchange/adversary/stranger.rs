@@ -230,6 +230,85 @@ fn under_load_an_address_is_proved_before_any_state() {
     assert_eq!(r.server.counts().2, 3);
 }
 
+/// SYNs of two thousand keys that nobody knows, at once.
+fn strangers_syns(r: &mut Rogue, cookie: Option<&[u8; 16]>) -> Vec<Vec<u8>> {
+    let key = r.server_key;
+    let mut syns = Vec::new();
+    for n in 0..2_000_u64 {
+        r.instance = 100 + n;
+        let mut secret = [9; 32];
+        secret[..8].copy_from_slice(&n.to_be_bytes());
+        r.secret = SecretKey::from_bytes(secret);
+        let mut syn = r.syn(1, None);
+        SynMacs::write(&mut syn, &key, cookie);
+        syns.push(syn);
+    }
+    syns
+}
+
+fn accepted(r: &Rogue) -> usize {
+    let kinds = kinds(r).into_iter();
+    kinds.filter(|kind| *kind == PacketKind::SynAck).count()
+}
+
+#[test]
+fn strangers_with_streams_cost_a_loaded_server_so_many_handshakes_a_second() {
+    // R-HS-22: a stream proves an address, and anybody can open many.
+    let mut r = Rogue::with(EndpointConfig::default());
+    let syns = strangers_syns(&mut r, None);
+    for (n, syn) in syns.into_iter().enumerate() {
+        r.throw(StreamPathId(n as u64 % 50).address(), syn);
+    }
+    // 500 are no load, and as many are answered under load.
+    assert_eq!(accepted(&r), 1_000);
+    // By UDP a device comes in meanwhile, if it shows that it has its address.
+    r.inbox.clear();
+    r.secret = SecretKey::from_bytes([77; 32]);
+    let syn = r.syn(2, None);
+    r.throw(r.home, syn);
+    assert_eq!(kinds(&r), [PacketKind::Cookie]);
+    // In the next second a device with a stream does, too.
+    r.inbox.clear();
+    r.wait(Span::from_secs(1));
+    let syn = r.syn(3, None);
+    r.throw(StreamPathId(1_000).address(), syn);
+    assert_eq!(accepted(&r), 1);
+}
+
+#[test]
+fn an_attacker_with_an_address_of_its_own_costs_a_loaded_server_so_many_handshakes_a_second() {
+    // R-HS-22: one cookie is enough for any number of SYNs from that address.
+    let config = EndpointConfig {
+        cookie_above: 0,
+        ..EndpointConfig::default()
+    };
+    let mut r = Rogue::with(config);
+    let cookie = |r: &mut Rogue, from| {
+        r.inbox.clear();
+        let syn = r.syn(1, None);
+        r.throw(from, syn.clone());
+        let (_, answer) = r.inbox.pop().unwrap();
+        let nonce = answer[9..21].try_into().unwrap();
+        let mac1 = SynMacs::mac1(&syn).unwrap();
+        open_cookie(&r.server_key, mac1, nonce, &answer[21..]).unwrap()
+    };
+    let home = r.home;
+    let proof = cookie(&mut r, home);
+    for syn in strangers_syns(&mut r, Some(&proof)) {
+        r.throw(home, syn);
+    }
+    assert_eq!(accepted(&r), 500);
+    // Others come in meanwhile.
+    let elsewhere = at("192.0.2.77:4001");
+    let proof = cookie(&mut r, elsewhere);
+    let mut syn = r.syn(2, None);
+    let key = r.server_key;
+    SynMacs::write(&mut syn, &key, Some(&proof));
+    r.inbox.clear();
+    r.throw(elsewhere, syn);
+    assert_eq!(accepted(&r), 1);
+}
+
 #[test]
 fn a_syn_without_proof_under_load_costs_no_public_key_work() {
     // R-HS-7: its Noise message is garbage under a right mac1. Without load that is silently
