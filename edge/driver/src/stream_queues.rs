@@ -26,9 +26,9 @@ const BATCH_BYTES_MIN: usize = 9 * 1024;
 const QUEUE_BYTES_MAX: usize = 16 * STREAM_ROOM_BYTES as usize; // a guess
 /// The memory charged for a stream beside its queue: the buffers of WebSocket and TLS, and a message that
 /// arrives.
-// 64 KiB are read at once, and a message of up to 128 KiB is put together beside what was read; a written
-// one is copied into records of TLS: 128 KiB.
-pub(crate) const STREAM_BYTES: u64 = 320 * 1024;
+// 64 KiB are read at once, and a message of up to 128 KiB is put together beside what was read; up to 128 KiB wait to
+// be written, and are copied into records of TLS, of which 64 KiB may wait.
+pub(crate) const STREAM_BYTES: u64 = 384 * 1024;
 /// The limit of a stream's send buffer in the kernel, as the kernel counts, where its device has no memory left. Smaller:
 /// less in a round trip.
 const SEND_BUFFER_MIN: u64 = 128 * 1024; // a guess: two batches with what the kernel adds

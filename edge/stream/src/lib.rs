@@ -43,6 +43,11 @@ pub const SUBPROTOCOL: &str = "d2tp";
 pub const STREAM_PORT_DEFAULT: u16 = 443;
 /// The largest message that is accepted: a batch of packets and their lengths.
 pub const MESSAGE_BYTES_MAX: usize = 128 * 1024;
+/// Bytes that wait to be written before they are: those of a batch are written together.
+const WRITE_BUFFER_BYTES: usize = 64 * 1024;
+/// The most that waits to be written: a message of one packet of any size beside what waits already. So much is kept of
+/// pongs to a peer that sends pings and reads nothing; pings beyond are not answered.
+const WRITE_BUFFER_BYTES_MAX: usize = WRITE_BUFFER_BYTES + 66 * 1024;
 /// The maximum time from the first TCP segment until packets can be sent.
 pub const CONNECT_MAX: Duration = Duration::from_secs(10); // a guess: three SYNs and a slow proxy
 
@@ -64,8 +69,8 @@ fn carrier_of(tcp: TcpStream) -> io::Result<SharedTcp> {
 fn websocket_config() -> WebSocketConfig {
     let mut config = WebSocketConfig::default();
     config.read_buffer_size = 64 * 1024;
-    // The messages of a batch are written together.
-    config.write_buffer_size = MESSAGE_BYTES_MAX;
+    config.write_buffer_size = WRITE_BUFFER_BYTES;
+    config.max_write_buffer_size = WRITE_BUFFER_BYTES_MAX;
     config.max_message_size = Some(MESSAGE_BYTES_MAX);
     config.max_frame_size = Some(MESSAGE_BYTES_MAX);
     config

@@ -201,7 +201,77 @@ impl PacketBatch {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+    use std::pin::Pin;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::{Context, Poll};
+
+    use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+    use tokio_tungstenite::tungstenite::protocol::Role;
+
     use super::*;
+    use crate::{WRITE_BUFFER_BYTES_MAX, websocket_config};
+
+    /// A peer that sends pings, and reads nothing before the last of them. Then it ends the connection.
+    struct PingingPeer {
+        pings: usize,
+        read: Arc<AtomicUsize>,
+    }
+
+    impl AsyncRead for PingingPeer {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            buf: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            if self.pings > 0 {
+                self.pings -= 1;
+                // The last fragment, a ping; a mask that changes nothing, and 125 bytes.
+                buf.put_slice(&[0x89, 0x80 | 125, 0, 0, 0, 0]);
+                buf.put_slice(&[7; 125]);
+            }
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    impl AsyncWrite for PingingPeer {
+        fn poll_write(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            bytes: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            if self.pings > 0 {
+                return Poll::Pending;
+            }
+            self.read.fetch_add(bytes.len(), Ordering::Relaxed);
+            Poll::Ready(Ok(bytes.len()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[tokio::test]
+    async fn little_is_kept_of_pongs_that_the_peer_does_not_read() {
+        let read = Arc::new(AtomicUsize::new(0));
+        let peer: Box<dyn CarrierStream> = Box::new(PingingPeer {
+            pings: 20_000,
+            read: read.clone(),
+        });
+        let config = Some(websocket_config());
+        let stream = WebSocketStream::from_raw_socket(peer, Role::Server, config).await;
+        let (_sink, stream) = stream.split();
+        let ended = PacketReceiver { stream }.recv().await;
+        assert!(ended.is_err(), "there were no packets");
+        let read = read.load(Ordering::Relaxed);
+        assert!((1..=WRITE_BUFFER_BYTES_MAX).contains(&read), "{read} bytes");
+    }
 
     #[test]
     fn packets_come_back_from_a_message() {

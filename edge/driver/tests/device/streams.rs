@@ -24,7 +24,7 @@ use crate::support::{flow, key, usage, wifi};
 
 const MEMORY_BYTES: u64 = 5_000_000;
 /// What a stream on which nothing waits is charged.
-const STREAM_BYTES: u64 = 320 * 1024;
+const STREAM_BYTES: u64 = 384 * 1024;
 
 /// A server with streams, whose UDP and TCP ports are at `ip`, and the address of its streams.
 fn server_of_streams(ip: &str, memory: &MemoryPool) -> (Server, SocketAddr) {
