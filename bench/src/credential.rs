@@ -3,6 +3,8 @@
 //! Every encrypted peer uses TLS 1.3, AES-128-GCM and `aws-lc-rs`. So differences between peers are
 //! not differences between ciphers.
 
+use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
@@ -19,6 +21,8 @@ pub struct Credential {
     /// The certificate that the sender must trust.
     pub certificate: Vec<u8>,
     key: Vec<u8>,
+    /// Both as PEM.
+    texts: [String; 2],
 }
 
 impl Credential {
@@ -29,7 +33,18 @@ impl Credential {
         Ok(Self {
             certificate: made.cert.der().to_vec(),
             key: made.signing_key.serialize_der(),
+            texts: [made.cert.pem(), made.signing_key.serialize_pem()],
         })
+    }
+
+    /// Writes certificate and key into two files, as other programs read them.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn write_pem(&self, certificate: &Path, key: &Path) -> Result<()> {
+        let [certificate_text, key_text] = &self.texts;
+        fs::write(certificate, certificate_text)?;
+        Ok(fs::write(key, key_text)?)
     }
 
     /// TLS settings of the receiver.

@@ -1,5 +1,5 @@
-//! `cedos-bench hostile`: the harm that one admitted client can do to a proxy, and to its other
-//! clients.
+//! `cedos-bench hostile`: the harm that one admitted client, or strangers, can do to a proxy, and to its
+//! other clients.
 //!
 //! ```text
 //!  for each kind:  a real `cedos prox` in a control group ◀── honest clients, a constant load
@@ -11,13 +11,20 @@
 //! their goodput, and the kernel never kills the proxy.
 
 mod attack;
+mod cache_attack;
+mod enrolment_guests;
 mod forged_sockets;
 mod honest_load;
+mod hostile_kind;
+mod http2_attack;
 mod memory_group;
 mod origins;
+mod packet_tunnels;
 mod proxy_under_load;
 mod raw_client;
 mod slow_origins;
+mod stream_strangers;
+mod tcp_flood;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -30,17 +37,28 @@ use d2tp_session::{KEY_SHARE, PublicKey};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde::Serialize;
 
-use self::attack::{AttackContext, AttackTally, HostileKind, attack, hostile_keys};
+use self::attack::{AttackContext, AttackTally, attack, hostile_keys};
 use self::honest_load::{HonestLoad, NEWCOMERS, honest_keys};
+use self::hostile_kind::HostileKind;
 use self::memory_group::MemoryLimiter;
 use self::origins::HostileOrigins;
 pub use self::proxy_under_load::find_program;
 use self::proxy_under_load::{LOOK_EVERY, ProxySetup, ProxyUnderLoad};
 
+use crate::network::{in_namespace, namespace_with_lo};
+
 /// The memory of the proxy beside the limits of `--session-memory` and `--memory-quota`: the
 /// program, thread stacks, the allocator's reserve, tables and sockets. docs/security.md states it
 /// for operators.
 const FIXED_BYTES: u64 = 64 << 20;
+
+/// The memory of the shared cache for URLs and heads of its copies, beside the quota of copies.
+const CACHE_HEAD_BYTES: u64 = 16 << 20;
+
+/// The disk for copies where the shared cache is filled: little enough to be full within the attack.
+const CACHE_DISK_BYTES: u64 = 256 << 20;
+/// What files may be larger than the quota says: the blocks that they end in.
+const DISK_SLACK_BYTES: u64 = 8 << 20;
 
 /// How much nicer the attacker's threads are than the others.
 const HOSTILE_NICE: i32 = 10;
@@ -69,6 +87,10 @@ pub struct HostileOptions {
     /// `--memory-quota` of the proxy, in bytes
     #[arg(long, default_value_t = 256 << 20)]
     memory_quota: u64,
+    /// `--disk-quota` of the proxy, in bytes [default: 256 MiB where the shared cache is attacked, else the
+    /// proxy's own]
+    #[arg(long)]
+    disk_quota: Option<u64>,
     /// The limit of the proxy's control group, in bytes
     #[arg(long, default_value_t = 512_000_000)]
     memory_max: u64,
@@ -113,6 +135,12 @@ struct KindOutcome {
     hostile_sessions: u64,
     hostile_flows: u64,
     hostile_datagrams: u64,
+    /// TCP connections that the attacker opened, and what it wrote to them.
+    hostile_connections: u64,
+    hostile_tcp_bytes: u64,
+    /// What the proxy's files occupied at most, and its quota where the attack fills that.
+    disk_max_bytes: u64,
+    disk_bound_bytes: Option<u64>,
     /// The number of the attacker's flows that were refused with a sentence.
     hostile_refused: u64,
     /// The number of the attacker's flows that ended without an answer or a sentence.
@@ -127,6 +155,9 @@ impl KindOutcome {
             && self.rss_max_bytes <= self.rss_bound_bytes
             && self.others_goodput_ratio >= GOODPUT_MIN
             && self.hostile_unexplained == 0
+            && self
+                .disk_bound_bytes
+                .is_none_or(|bound| self.disk_max_bytes <= bound + DISK_SLACK_BYTES)
     }
 }
 
@@ -148,8 +179,15 @@ pub fn run(options: &HostileOptions) -> Result<()> {
             memory_quota: options.memory_quota,
             memory_max: options.memory_max,
             clients: clients(kind.keys(options.keys)),
+            kind,
+            disk_quota: disk_quota(options, kind),
         };
-        let outcome = run_kind(options, kind, name, &setup, &origins);
+        let outcome = match kind.uses_tunnels() {
+            true => in_namespace(&namespace_with_lo()?, || {
+                run_kind(options, kind, name, &setup, &HostileOrigins::start()?)
+            }),
+            false => run_kind(options, kind, name, &setup, &origins),
+        };
         let (outcome, limiter) = outcome.with_context(|| format!("{name} could not be run"))?;
         limited_by = limiter;
         if !options.json {
@@ -208,6 +246,7 @@ fn run_kind(
     let context = AttackContext {
         proxy: address,
         proxy_key: key,
+        tcp: proxy.tcp().clone(),
         http: origins.http,
         blast: origins.blast,
         silent: origins.silent,
@@ -246,6 +285,10 @@ fn run_kind(
         hostile_sessions: tally.sessions,
         hostile_flows: tally.flows,
         hostile_datagrams: tally.datagrams,
+        hostile_connections: tally.connections,
+        hostile_tcp_bytes: tally.tcp_bytes,
+        disk_max_bytes: proxy.disk_max(),
+        disk_bound_bytes: disk_quota(options, kind),
         hostile_refused: tally.refused,
         hostile_unexplained: tally.unexplained,
         proxy_cpu: (proxy_cpu * 100.0).round() / 100.0,
@@ -264,7 +307,17 @@ fn bound(options: &HostileOptions, kind: HostileKind) -> u64 {
         true => options.memory_quota,
         false => 0,
     };
-    FIXED_BYTES + (options.session_memory - left) + copies
+    let heads = match kind.fills_cache() {
+        true => CACHE_HEAD_BYTES,
+        false => 0,
+    };
+    FIXED_BYTES + (options.session_memory - left) + copies + heads
+}
+
+/// The disk that the proxy is given for copies; none: as much as it takes by itself.
+fn disk_quota(options: &HostileOptions, kind: HostileKind) -> Option<u64> {
+    let of_cache = kind.fills_cache().then_some(CACHE_DISK_BYTES);
+    options.disk_quota.or(of_cache)
 }
 
 /// Watches the proxy for a span. Returns the bytes per second that honest clients received in it.
@@ -328,7 +381,8 @@ fn print_kind(outcome: &KindOutcome) {
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     print_stdout(&format!(
         "{:<23} {:>4.0} of {:>4.0} MiB (before {:>3.0})  goodput {:>5.3}  admitted {:>2} of {}  \
-         {:>4} sessions {:>5} flows ({} refused, {} without a word) {:>7} datagrams  CPU {:.2}{}",
+         {:>4} sessions {:>5} flows ({} refused, {} without a word) {:>7} datagrams  \
+         {:>5} connections {:>5.0} MiB by TCP  disk {:>3.0} MiB  CPU {:.2}{}",
         outcome.kind,
         mib(outcome.rss_max_bytes),
         mib(outcome.rss_bound_bytes),
@@ -341,6 +395,9 @@ fn print_kind(outcome: &KindOutcome) {
         outcome.hostile_refused,
         outcome.hostile_unexplained,
         outcome.hostile_datagrams,
+        outcome.hostile_connections,
+        mib(outcome.hostile_tcp_bytes),
+        mib(outcome.disk_max_bytes),
         outcome.proxy_cpu,
         if outcome.killed { "  KILLED" } else { "" },
     ));

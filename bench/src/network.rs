@@ -247,6 +247,18 @@ pub fn new_namespace() -> Result<File> {
     })
 }
 
+/// Makes a network namespace in which this machine's own addresses work.
+///
+/// # Errors
+/// No namespace may be made.
+pub fn namespace_with_lo() -> Result<File> {
+    let namespace = new_namespace()?;
+    in_namespace(&namespace, || {
+        netlink(async |handle| bring_up_lo(&handle).await)
+    })?;
+    Ok(namespace)
+}
+
 /// Runs a function in a namespace, in a thread of its own.
 pub fn in_namespace<T: Send>(
     namespace: &File,

@@ -1,4 +1,4 @@
-//! The kinds of hostile clients.
+//! How the kinds of hostile clients attack.
 //!
 //! Most kinds complete the handshake with an admitted key and use `d2tp-session` directly, so that
 //! they can open flows and leave them unread; some send their own frames or datagrams.
@@ -15,9 +15,16 @@ use d2tp_session::{
 };
 use d2tp_wire::{Cid, Frame, PacketKind};
 
+use super::cache_attack::{CacheAttack, attack_cache};
+use super::enrolment_guests::enrolment_guests;
 use super::forged_sockets::ForgedSockets;
+use super::hostile_kind::HostileKind;
+use super::http2_attack::{Http2Attack, attack_http2};
+use super::packet_tunnels::packet_tunnels;
+use super::proxy_under_load::TcpPorts;
 use super::raw_client::{RawClient, syn};
-use super::slow_origins::{SLOW_ORIGIN_KEYS, slow_origins};
+use super::slow_origins::slow_origins;
+use super::stream_strangers::{StreamAbuse, attack_streams};
 use crate::handshake_hosts::{HandshakeHosts, key_of};
 
 /// The number of flows that the proxy allows one key.
@@ -27,99 +34,9 @@ const SESSIONS_MAX: u64 = 1_000;
 /// The first number of hostile clients among the keys.
 pub(super) const FIRST: u64 = 1 << 50;
 /// The first number of clients that are not admitted.
-const STRANGERS: u64 = 1 << 51;
+pub(super) const STRANGERS: u64 = 1 << 51;
 /// Bytes written to a flow at once.
 static ZEROS: [u8; 32 * 1024] = [0; 32 * 1024];
-
-/// A kind of hostile client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HostileKind {
-    /// Objects that are requested and never read.
-    UnreadFlows,
-    /// Objects of which no packet is acknowledged.
-    Unacknowledged,
-    /// Single bytes with gaps between them, in every flow.
-    SparsePieces,
-    /// The maximum number of flows, with one byte each.
-    ManyFlows,
-    /// The maximum number of sessions.
-    ManySessions,
-    /// Handshakes that are never confirmed.
-    HalfOpen,
-    /// Tunnels whose bytes are never read.
-    UnreadTunnels,
-    /// Uploads that never end.
-    EndlessUploads,
-    /// Request heads without an end.
-    EndlessRequestHeads,
-    /// Requests to origins whose response heads have no end.
-    EndlessResponseHeads,
-    /// Requests to origins whose bodies have no end, unread.
-    EndlessBodies,
-    /// Requests to origins that never complete a TLS handshake.
-    StalledTls,
-    /// Readers of a kilobyte per second.
-    SlowReaders,
-    /// Requests to origins that send a byte of their head or body per second.
-    SlowOrigins,
-    /// The maximum number of relays, and more.
-    Relays,
-    /// SYNs of keys that are not admitted, from forged addresses.
-    SynFlood,
-    /// Captured WAKEs, replayed from forged addresses.
-    WakeReplay,
-    /// Datagrams of arbitrary bytes, from forged addresses.
-    Garbage,
-}
-
-impl HostileKind {
-    /// Every kind with its name, in the order in which they run.
-    pub const ALL: [(HostileKind, &'static str); 18] = [
-        (HostileKind::UnreadFlows, "unread-flows"),
-        (HostileKind::Unacknowledged, "unacknowledged"),
-        (HostileKind::SparsePieces, "sparse-pieces"),
-        (HostileKind::ManyFlows, "many-flows"),
-        (HostileKind::ManySessions, "many-sessions"),
-        (HostileKind::HalfOpen, "half-open"),
-        (HostileKind::UnreadTunnels, "unread-tunnels"),
-        (HostileKind::EndlessUploads, "endless-uploads"),
-        (HostileKind::EndlessRequestHeads, "endless-request-heads"),
-        (HostileKind::EndlessResponseHeads, "endless-response-heads"),
-        (HostileKind::EndlessBodies, "endless-bodies"),
-        (HostileKind::StalledTls, "stalled-tls"),
-        (HostileKind::SlowReaders, "slow-readers"),
-        (HostileKind::SlowOrigins, "slow-origins"),
-        (HostileKind::Relays, "relays"),
-        (HostileKind::SynFlood, "syn-flood"),
-        (HostileKind::WakeReplay, "wake-replay"),
-        (HostileKind::Garbage, "garbage"),
-    ];
-
-    /// Whether the attack makes the proxy hold copies or upload bodies, which the quota of copies
-    /// limits.
-    pub fn pins_copies(self) -> bool {
-        use HostileKind::{
-            EndlessBodies, EndlessUploads, SlowOrigins, SlowReaders, Unacknowledged, UnreadFlows,
-        };
-        matches!(
-            self,
-            UnreadFlows
-                | Unacknowledged
-                | EndlessUploads
-                | EndlessBodies
-                | SlowReaders
-                | SlowOrigins
-        )
-    }
-
-    /// The admitted keys that the attack needs, of which an attacker has `keys` otherwise.
-    pub fn keys(self, keys: u64) -> u64 {
-        match self {
-            HostileKind::SlowOrigins => keys.max(SLOW_ORIGIN_KEYS),
-            _ => keys,
-        }
-    }
-}
 
 /// The target of an attack, and its resources.
 #[derive(Clone, Debug)]
@@ -128,6 +45,8 @@ pub struct AttackContext {
     pub proxy: SocketAddr,
     /// The public key of the proxy.
     pub proxy_key: PublicKey,
+    /// The TCP ports of the proxy.
+    pub tcp: TcpPorts,
     /// The origin that answers requests.
     pub http: SocketAddr,
     /// The origin that sends endlessly.
@@ -151,6 +70,10 @@ pub struct AttackTally {
     pub flows: u64,
     /// Datagrams of a flood.
     pub datagrams: u64,
+    /// TCP connections that were opened.
+    pub connections: u64,
+    /// Bytes that were written to TCP connections.
+    pub tcp_bytes: u64,
     /// Flows that the proxy refused with a sentence.
     pub refused: u64,
     /// Flows that the proxy ended otherwise before they had an answer.
@@ -217,6 +140,20 @@ pub fn attack(kind: HostileKind, context: &AttackContext) -> Result<AttackTally>
         }
         HostileKind::SlowOrigins => return slow_origins(context),
         HostileKind::SparsePieces => return sparse_pieces(context),
+        HostileKind::UnreadDatagrams => return unread_datagrams(context),
+        HostileKind::PacketTunnels => return packet_tunnels(context),
+        HostileKind::SilentStreams => return attack_streams(StreamAbuse::Silence, context),
+        HostileKind::GarbageStreams => return attack_streams(StreamAbuse::Garbage, context),
+        HostileKind::StrangePackets => return attack_streams(StreamAbuse::Packets, context),
+        HostileKind::StreamPings => return attack_streams(StreamAbuse::Pings, context),
+        HostileKind::Http2Resets => return attack_http2(Http2Attack::Resets, context),
+        HostileKind::Http2Heads => return attack_http2(Http2Attack::Heads, context),
+        HostileKind::Http2Windows => return attack_http2(Http2Attack::Windows, context),
+        HostileKind::Http2Control => return attack_http2(Http2Attack::Control, context),
+        HostileKind::EnrolmentGuests => return enrolment_guests(context),
+        HostileKind::CacheChurn => return attack_cache(CacheAttack::Churn, context),
+        HostileKind::CacheUnread => return attack_cache(CacheAttack::Unread, context),
+        HostileKind::CacheVariants => return attack_cache(CacheAttack::Variants, context),
         HostileKind::HalfOpen => {
             let keys: Vec<SecretKey> = hostile_keys(context.keys).collect();
             let instances = 0..SESSIONS_MAX * 2;
@@ -411,6 +348,45 @@ fn sparse_pieces(context: &AttackContext) -> Result<AttackTally> {
     Ok(tally)
 }
 
+/// Sends datagrams of many contexts, none of which anybody reads. Half of the sessions send datagrams of one byte, which
+/// cost the most beside their bytes, and half of full size. Sessions take turns.
+fn unread_datagrams(context: &AttackContext) -> Result<AttackTally> {
+    const SESSIONS: u64 = 512;
+    const PER_PACKET: u64 = 100;
+    const LARGE_BYTES: usize = 1_100;
+    let mut tally = AttackTally::default();
+    let mut clients = Vec::new();
+    for instance in 1..=SESSIONS * context.keys {
+        let key = key_of(FIRST + instance % context.keys);
+        let entered = RawClient::enter(context.proxy, &context.proxy_key, &key, instance);
+        clients.extend(entered.ok());
+        if Instant::now() >= context.until {
+            break;
+        }
+    }
+    ensure!(!clients.is_empty(), "no hostile client got in");
+    tally.sessions = clients.len() as u64;
+    let mut next_context = 0;
+    while Instant::now() < context.until {
+        for (place, client) in clients.iter_mut().enumerate() {
+            let (per_packet, bytes): (u64, &[u8]) = match place % 2 {
+                0 => (PER_PACKET, b"x"),
+                _ => (1, &ZEROS[..LARGE_BYTES]),
+            };
+            let contexts = next_context..next_context + per_packet;
+            let frames: Vec<Frame<'_>> = contexts
+                .map(|context| Frame::Datagram { context, bytes })
+                .collect();
+            client.send(&frames)?;
+            next_context += per_packet;
+            tally.datagrams += per_packet;
+            // Some hundred thousand packets per second would alone fill the socket's buffer.
+            std::thread::sleep(Duration::from_micros(20));
+        }
+    }
+    Ok(tally)
+}
+
 /// SYNs of these keys and instances.
 fn syns_of(
     context: &AttackContext,
@@ -513,16 +489,4 @@ fn flood(context: &AttackContext, datagrams: &[Vec<u8>]) -> Result<AttackTally> 
         datagrams: sent,
         ..AttackTally::default()
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::HostileKind;
-    use std::collections::BTreeSet;
-
-    #[test]
-    fn every_kind_has_a_name_of_its_own() {
-        let names: BTreeSet<&str> = HostileKind::ALL.iter().map(|(_, name)| *name).collect();
-        assert_eq!(names.len(), HostileKind::ALL.len());
-    }
 }

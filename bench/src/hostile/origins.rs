@@ -4,6 +4,8 @@
 //!  /object/N   N bytes, as fast as they are taken
 //!  /endless    a body without an end, paced
 //!  /head       a response head of almost the largest size, without its end
+//!  /cached/N/… N bytes that every cache may keep, each path another object
+//!  /varied/…   a small answer with a large head, which varies with X-Variant
 //!  /slow/N     a byte a second: of the body where N is even, of the head where it is odd
 //!  PUT         reads endlessly
 //!  blast       (another port) bytes for a tunnel, as fast as they are taken
@@ -28,6 +30,9 @@ const PACE: Duration = Duration::from_millis(16);
 const SLOW_BYTE_EVERY: Duration = Duration::from_secs(1);
 /// Bytes of a response head that never ends: just below the limit of the proxy.
 const HEAD_BYTES: usize = 60 * 1024;
+
+/// Bytes of the head of a varied answer.
+const VARIED_HEAD_BYTES: usize = 30 * 1024;
 
 /// The bytes that a server which sends endlessly keeps in the kernel for each connection.
 const BLAST_BUFFER_BYTES: usize = 64 * 1024;
@@ -115,6 +120,19 @@ async fn send_for_ever(mut stream: TcpStream) -> std::io::Result<()> {
     }
 }
 
+/// Sends an answer of `length` bytes with these fields.
+async fn send_object(stream: &mut TcpStream, length: usize, fields: &str) -> std::io::Result<()> {
+    let head = format!("HTTP/1.1 200 OK\r\n{fields}content-length: {length}\r\n\r\n");
+    stream.write_all(head.as_bytes()).await?;
+    let mut left = length;
+    while left > 0 {
+        let piece = left.min(ZEROS.len());
+        stream.write_all(&ZEROS[..piece]).await?;
+        left -= piece;
+    }
+    Ok(())
+}
+
 async fn answer(mut stream: TcpStream) -> std::io::Result<()> {
     let mut head = Vec::new();
     while !head.windows(4).any(|end| end == b"\r\n\r\n") {
@@ -128,15 +146,19 @@ async fn answer(mut stream: TcpStream) -> std::io::Result<()> {
         return read_for_ever(stream).await;
     }
     if let Some(length) = path.strip_prefix("/object/") {
-        let length: usize = length.parse().unwrap_or(0);
-        let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n");
-        stream.write_all(head.as_bytes()).await?;
-        let mut left = length;
-        while left > 0 {
-            let piece = left.min(ZEROS.len());
-            stream.write_all(&ZEROS[..piece]).await?;
-            left -= piece;
-        }
+        send_object(&mut stream, length.parse().unwrap_or(0), "").await?;
+    } else if let Some(object) = path.strip_prefix("/cached/") {
+        let length = object
+            .split('/')
+            .next()
+            .and_then(|length| length.parse().ok());
+        let fields = "cache-control: public, max-age=3600\r\netag: \"1\"\r\n";
+        send_object(&mut stream, length.unwrap_or(0), fields).await?;
+    } else if path.starts_with("/varied/") {
+        let field = format!("x-filler: {}\r\n", "f".repeat(1000));
+        let filler = field.repeat(VARIED_HEAD_BYTES / field.len());
+        let fields = format!("cache-control: max-age=3600\r\nvary: x-variant\r\n{filler}");
+        send_object(&mut stream, 100, &fields).await?;
     } else if let Some(number) = path.strip_prefix("/slow/") {
         let is_in_body = number.parse::<u64>().is_ok_and(|number| number % 2 == 0);
         stream.write_all(b"HTTP/1.1 200 OK\r\n").await?;

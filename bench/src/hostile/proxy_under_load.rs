@@ -2,15 +2,20 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use d2tp_driver::ServerAddress;
 use d2tp_session::PublicKey;
 
+use super::hostile_kind::HostileKind;
 use super::memory_group::MemoryGroup;
+use super::packet_tunnels::TUNNEL_NET;
+use crate::credential::Credential;
 
 /// The settings of the proxy.
 #[derive(Clone, Debug)]
@@ -25,6 +30,21 @@ pub struct ProxySetup {
     pub memory_max: u64,
     /// The keys that are admitted.
     pub clients: Vec<PublicKey>,
+    /// What will attack it.
+    pub kind: HostileKind,
+    /// The value of `--disk-quota`; none: the proxy's own.
+    pub disk_quota: Option<u64>,
+}
+
+/// The TCP ports of a proxy.
+#[derive(Clone, Debug, Default)]
+pub struct TcpPorts {
+    /// Where it takes streams.
+    pub streams: Option<SocketAddr>,
+    /// The certificate that it has there, DER.
+    pub certificate: Vec<u8>,
+    /// Where it is a proxy for clients without D2TP.
+    pub proxy: Option<SocketAddr>,
 }
 
 /// A running proxy.
@@ -33,13 +53,16 @@ pub struct ProxyUnderLoad {
     group: MemoryGroup,
     /// The `d2tp://` address of the proxy.
     pub address: ServerAddress,
+    tcp: TcpPorts,
     rss_max: u64,
-    _directory: tempfile::TempDir,
+    disk_max: u64,
+    next_disk_look: Instant,
+    directory: tempfile::TempDir,
 }
 
 impl ProxyUnderLoad {
-    /// Starts a proxy with its files in `directory`. It has no state directory: then copies begin
-    /// in memory, and a slow disk delays no client.
+    /// Starts a proxy with its files in `directory`. It has no state directory, unless it must invite: then
+    /// copies begin in memory, and a slow disk delays no client.
     ///
     /// # Errors
     /// The proxy does not start.
@@ -61,6 +84,17 @@ impl ProxyUnderLoad {
         for client in &setup.clients {
             command.arg("--allow-client").arg(client.to_string());
         }
+        let tcp = open_ports(setup.kind, directory.path(), &mut command)?;
+        if let Some(quota) = setup.disk_quota {
+            command.args(["--disk-quota", &quota.to_string()]);
+        }
+        if setup.kind.uses_tunnels() {
+            command.args(["--tunnel-net", TUNNEL_NET]);
+        }
+        let state = directory.path().join("state");
+        if setup.kind.invites() {
+            command.arg("--state-dir").arg(&state);
+        }
         let mut child = command
             .spawn()
             .with_context(|| format!("cannot run {}", setup.program.display()))?;
@@ -71,13 +105,32 @@ impl ProxyUnderLoad {
         ensure!(!line.is_empty(), "the proxy ended; its error is above");
         let address = line.trim().parse();
         let address = address.with_context(|| format!("the proxy said {line:?}"))?;
-        Ok(ProxyUnderLoad {
+        let proxy = ProxyUnderLoad {
             child,
             group,
             address,
+            tcp,
             rss_max: 0,
-            _directory: directory,
-        })
+            disk_max: 0,
+            next_disk_look: Instant::now(),
+            directory,
+        };
+        if setup.kind.invites() {
+            let mut invite = Command::new(&setup.program);
+            invite.args(["prox", "invite", "--json", "--state-dir"]);
+            let invited = invite.arg(&state).output()?;
+            let error = String::from_utf8_lossy(&invited.stderr);
+            ensure!(
+                invited.status.success(),
+                "the proxy does not invite: {error}"
+            );
+        }
+        Ok(proxy)
+    }
+
+    /// The TCP ports on which it listens.
+    pub fn tcp(&self) -> &TcpPorts {
+        &self.tcp
     }
 
     /// What enforces the limit on its memory.
@@ -95,12 +148,34 @@ impl ProxyUnderLoad {
             kib.unwrap_or(0) * 1024
         };
         self.rss_max = self.rss_max.max(of("VmHWM:"));
+        if Instant::now() >= self.next_disk_look {
+            self.next_disk_look = Instant::now() + DISK_LOOK_EVERY;
+            self.disk_max = self.disk_max.max(self.disk_bytes());
+        }
         of("VmRSS:")
     }
 
     /// The most resident memory that [`ProxyUnderLoad::measure`] has seen.
     pub fn rss_max(&self) -> u64 {
         self.rss_max
+    }
+
+    /// The most bytes on disk that [`ProxyUnderLoad::measure`] has seen.
+    pub fn disk_max(&self) -> u64 {
+        self.disk_max
+    }
+
+    /// What the open files of the proxy occupy, which have no names.
+    fn disk_bytes(&self) -> u64 {
+        let files = fs::read_dir(format!("/proc/{}/fd", self.child.id()));
+        let of = |path: PathBuf| {
+            let is_ours =
+                fs::read_link(&path).is_ok_and(|to| to.starts_with(self.directory.path()));
+            let found = is_ours.then(|| fs::metadata(&path).ok()).flatten();
+            found.map_or(0, |found| found.blocks() * 512)
+        };
+        let files = files.into_iter().flatten().flatten();
+        files.map(|file| of(file.path())).sum()
     }
 
     /// Whether the proxy ended, or the kernel killed it.
@@ -145,5 +220,36 @@ pub fn find_program(named: Option<&PathBuf>) -> Result<PathBuf> {
     Ok(program)
 }
 
+/// Adds the options for the TCP ports that a kind needs.
+fn open_ports(kind: HostileKind, directory: &Path, command: &mut Command) -> Result<TcpPorts> {
+    let mut tcp = TcpPorts::default();
+    if kind.uses_streams() {
+        let at = free_port()?;
+        let credential = Credential::make()?;
+        let (chain, key) = (directory.join("chain.pem"), directory.join("key.pem"));
+        credential.write_pem(&chain, &key)?;
+        command.arg("--stream-listen").arg(at.to_string());
+        command.arg("--stream-cert").arg(&chain);
+        command.arg("--stream-key").arg(&key);
+        tcp.certificate = credential.certificate;
+        tcp.streams = Some(at);
+    }
+    if kind.uses_http2() {
+        let at = free_port()?;
+        command.arg("--tcp-listen").arg(at.to_string());
+        command.args(["--allow-address", "127.0.0.0/8"]);
+        tcp.proxy = Some(at);
+    }
+    Ok(tcp)
+}
+
+/// A TCP port that nobody uses now: the proxy prints its UDP port only.
+fn free_port() -> Result<SocketAddr> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    Ok(listener.local_addr()?)
+}
+
+/// How often the disk is looked at: a thousand files take a while.
+const DISK_LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How often resident memory is measured.
 pub const LOOK_EVERY: Duration = Duration::from_millis(50);
