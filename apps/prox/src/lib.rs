@@ -187,6 +187,6 @@ pub use takeover::{
 };
 pub use tcp_flow::TcpFlow;
 pub use tls::ProxTlsError;
-pub use tunnel::TUNNEL_BUFFER_BYTES;
 pub use tunnel_handover::PassedTunnels;
 pub use tunnel_helper::{TunnelHelper, serve_tunnel_helper};
+pub use tunnel_pump::TUNNEL_BUFFER_BYTES;

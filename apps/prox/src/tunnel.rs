@@ -30,13 +30,9 @@ use crate::flow_report::{FlowLogRecord, ProxFlowOutcome, ServedFrom};
 use crate::flow_watch::{FlowWatch, is_asleep};
 use crate::prox::{Prox, random_name};
 use crate::sleeping_tunnels::{SleptTunnel, TunnelRemainder};
-use crate::tunnel_pump::{TunnelPump, copy_both};
+use crate::tunnel_pump::{TUNNEL_BUFFER_BYTES, TunnelPump, copy_both};
 use crate::tunnel_rest::TunnelRest;
 use d2tp_driver::ResetCause;
-
-/// Buffer for each direction of a tunnel. Larger: fewer calls, and fewer tunnels fit the memory of one key
-/// (R-QUOTA-4); 1,024 of them take two thirds of its share by default.
-pub const TUNNEL_BUFFER_BYTES: usize = 32 * 1024;
 
 /// What the buffers of a tunnel occupy.
 pub(crate) const TUNNEL_BYTES: u64 = 2 * TUNNEL_BUFFER_BYTES as u64;

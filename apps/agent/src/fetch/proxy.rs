@@ -527,10 +527,7 @@ impl Dial for ProxyClient {
     }
 
     fn session_end_text(&self) -> Option<String> {
-        match self.flow_loss() {
-            Ok(Some(FlowLoss::Session(text))) => Some(text),
-            _ => None,
-        }
+        self.words_of_lost_session()
     }
 
     fn answering_proxy(&self) -> Option<String> {

@@ -20,6 +20,14 @@ pub enum FlowLoss {
 }
 
 impl ProxyClient {
+    /// How the session ended of which the flow was, if that is why a new flow must be opened.
+    pub fn words_of_lost_session(&self) -> Option<String> {
+        match self.flow_loss() {
+            Ok(Some(FlowLoss::Session(text))) => Some(text),
+            _ => None,
+        }
+    }
+
     /// Why the current flow is over, if it ended before its purpose was fulfilled.
     pub fn flow_loss(&self) -> Result<Option<FlowLoss>, TransferFailure> {
         if let Some(end) = self.device().and_then(|device| device.ended()) {

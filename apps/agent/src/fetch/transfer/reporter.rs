@@ -25,7 +25,7 @@ pub(super) struct TransferReporter<'a> {
     /// The wait that was reported last, and when; none while bytes move.
     waiting: Option<(TransferReason, BootInstant)>,
     said_infeasible: bool,
-    /// Whether it was reported that the deadline passed during a wait.
+    /// Whether a report said that the deadline passed during a wait.
     said_late: bool,
     said_probe: bool,
     said_spending: bool,
