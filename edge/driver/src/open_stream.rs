@@ -13,6 +13,9 @@ use crate::stream_queues::StreamSignals;
 
 /// How long a stream that is closed may write what waits, and then the kernel what it has.
 const CLOSE_MAX: Duration = Duration::from_secs(1); // a guess
+/// What a server reads from a stream that no admitted device uses: more than a handshake and a request to be enrolled take.
+/// Larger: strangers keep the server busier, by as much with each connection.
+const UNPROVEN_BYTES_MAX: usize = 64 * 1024; // R-STREAM-8; a guess: fifty packets
 
 impl DriverCore {
     /// A link number that was never used.
@@ -56,6 +59,8 @@ impl OpenStream {
     }
 
     async fn receive(&self, mut receiver: PacketReceiver) -> StreamEnd {
+        // What came before an admitted device used the stream.
+        let mut unproven = self.is_served.then_some(0);
         loop {
             let mut batch = match receiver.recv().await {
                 Ok(batch) => batch,
@@ -69,6 +74,7 @@ impl OpenStream {
                 let mut inner = shared.inner.lock();
                 for packet in batch.packets() {
                     let stride = packet.len();
+                    unproven = unproven.map(|bytes| bytes + stride);
                     relay_dispatch::receive_run(&mut inner, now, self.addresses, packet, stride);
                 }
                 if let Some(client) = inner.core.take_refused_client() {
@@ -76,9 +82,15 @@ impl OpenStream {
                     let from = peer.unwrap_or(self.addresses.remote);
                     inner.refused_clients.on_refused(now, client, from);
                 }
+                if unproven.is_some() && inner.core.client_of_stream(self.stream).is_some() {
+                    unproven = None;
+                }
                 !inner.accepts
             };
             shared.wake();
+            if unproven.is_some_and(|bytes| bytes > UNPROVEN_BYTES_MAX) {
+                return StreamEnd::Closed;
+            }
             if is_device {
                 shared.notify_activity();
             }

@@ -183,6 +183,31 @@ async fn a_client_that_is_removed_keeps_no_stream_however_long_it_holds_it() {
     until("its memory is free", || account.used() == 0).await;
 }
 
+// R-STREAM-8
+#[tokio::test]
+async fn a_stranger_sends_little_by_a_stream_and_a_device_as_much_as_it_likes() {
+    let memory = MemoryPool::new(100 * MEMORY_BYTES);
+    let (server, at) = server_of_streams("127.0.0.1", &memory);
+    let (mut sender, mut receiver) = stranger(at).await.expect("a stream");
+    // Packets of no session.
+    let packets = [0x41; 12_000];
+    for _ in 0..6 {
+        within(sender.send(&packets, 1_200)).await.expect("it is open");
+    }
+    let soon = std::time::Duration::from_secs(5); // strangers may be silent for three times as long
+    let ended = tokio::time::timeout(soon, async { while receiver.recv().await.is_ok() {} });
+    ended.await.expect("the server closes the stream");
+    let silent = UdpSocket::bind("127.0.0.1:0").expect("a port");
+    let device = device_of_streams(&server, &silent, at).await;
+    let (mut near, mut far) = flow(&device, &server).await;
+    let body = vec![7; 1_000_000];
+    let mut back = vec![0; body.len()];
+    let exchanged = async { tokio::try_join!(near.write_all(&body), far.read_exact(&mut back)) };
+    within(exchanged).await.expect("the stream stays open");
+    // What opened the flow comes before it.
+    assert_eq!(back.last(), Some(&7));
+}
+
 #[tokio::test]
 async fn a_stream_is_charged_to_its_device_when_that_has_room() {
     let memory = MemoryPool::new(100 * MEMORY_BYTES);
