@@ -192,7 +192,9 @@ async fn a_stranger_sends_little_by_a_stream_and_a_device_as_much_as_it_likes() 
     // Packets of no session.
     let packets = [0x41; 12_000];
     for _ in 0..6 {
-        within(sender.send(&packets, 1_200)).await.expect("it is open");
+        within(sender.send(&packets, 1_200))
+            .await
+            .expect("it is open");
     }
     let soon = std::time::Duration::from_secs(5); // strangers may be silent for three times as long
     let ended = tokio::time::timeout(soon, async { while receiver.recv().await.is_ok() {} });
