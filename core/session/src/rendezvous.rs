@@ -56,6 +56,31 @@ pub const PUNCH_BYTES: usize = 29;
 /// The longest line of a rendezvous message on the wire, in bytes.
 pub const LINE_BYTES_MAX: usize = 512;
 
+/// Where a link of this device leads without the relay.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LinkReach {
+    /// To IPv4 addresses.
+    Ipv4,
+    /// To IPv6 addresses.
+    Ipv6,
+    /// Nowhere: a stream, whose other end is the relay.
+    RelayOnly,
+}
+
+impl LinkReach {
+    /// The reach of a UDP socket with this address.
+    pub fn of_socket(own: &SocketAddr) -> LinkReach {
+        match own.is_ipv6() {
+            true => LinkReach::Ipv6,
+            false => LinkReach::Ipv4,
+        }
+    }
+
+    fn leads_to(self, address: &SocketAddr) -> bool {
+        self == LinkReach::of_socket(address)
+    }
+}
+
 /// Moves a session with a peer from the relay to a direct path.
 #[derive(Debug)]
 pub struct Rendezvous {
@@ -63,8 +88,8 @@ pub struct Rendezvous {
     /// The id that the peer's punches must carry.
     punch: [u8; 8],
     relay: Option<RelayId>,
-    /// Links that may be used, the best first, and whether each has IPv6.
-    links: Vec<(LinkId, bool)>,
+    /// Links that may be used, the best first, and where each leads without the relay.
+    links: Vec<(LinkId, LinkReach)>,
     /// This device's addresses, as sent to the peer.
     ours: Vec<SocketAddr>,
     theirs: Vec<SocketAddr>,
@@ -144,12 +169,12 @@ impl Rendezvous {
         self.direct
     }
 
-    /// Sets the current links, the best first, and whether each has IPv6; and this device's
-    /// addresses, those that the relay sees first.
+    /// Sets the current links, the best first, and where each leads without the relay; and this
+    /// device's addresses, those that the relay sees first.
     pub fn set_local_addresses(
         &mut self,
         now: Time,
-        links: Vec<(LinkId, bool)>,
+        links: Vec<(LinkId, LinkReach)>,
         mut addresses: Vec<SocketAddr>,
     ) {
         addresses.truncate(ADDRESSES_MAX);
@@ -228,7 +253,10 @@ impl Rendezvous {
     /// All pairs of a link and an address that may lead to the peer.
     fn pairs(&self) -> VecDeque<(LinkId, SocketAddr)> {
         let over = |to: SocketAddr| {
-            let fitting = self.links.iter().filter(move |(_, v6)| *v6 == to.is_ipv6());
+            let fitting = self
+                .links
+                .iter()
+                .filter(move |(_, reach)| reach.leads_to(&to));
             fitting.map(move |(link, _)| (*link, to))
         };
         self.theirs.iter().flat_map(|to| over(*to)).collect()
@@ -420,10 +448,10 @@ mod tests {
         let mut caller = Rendezvous::caller([1; 8]);
         assert_eq!(caller.poll_line(), None, "nowhere yet");
         let place = addresses(&["198.51.100.1:4000", "[2001:db8::1]:4000"]);
-        caller.set_local_addresses(NOW, vec![(LinkId(0), false)], place.clone());
+        caller.set_local_addresses(NOW, vec![(LinkId(0), LinkReach::Ipv4)], place.clone());
         let line = "at 0101010101010101 198.51.100.1:4000 [2001:db8::1]:4000\n";
         assert_eq!(caller.poll_line().as_deref(), Some(line));
-        caller.set_local_addresses(NOW, vec![(LinkId(0), false)], place);
+        caller.set_local_addresses(NOW, vec![(LinkId(0), LinkReach::Ipv4)], place);
         assert_eq!(caller.poll_line(), None);
     }
 
@@ -433,7 +461,7 @@ mod tests {
         let mut caller = Rendezvous::caller([1; 8]);
         caller.set_local_addresses(
             NOW,
-            vec![(LinkId(0), false)],
+            vec![(LinkId(0), LinkReach::Ipv4)],
             addresses(&["192.0.2.7:4000"]),
         );
         caller.handle_line(
@@ -446,12 +474,26 @@ mod tests {
     }
 
     #[test]
+    fn a_stream_leads_to_the_relay_and_to_no_address_that_a_peer_names() {
+        let mut caller = Rendezvous::caller([1; 8]);
+        let links = vec![
+            (LinkId(0), LinkReach::Ipv4),
+            (LinkId(1), LinkReach::RelayOnly),
+            (LinkId(2), LinkReach::Ipv6),
+        ];
+        caller.set_local_addresses(NOW, links, addresses(&["192.0.2.7:4000"]));
+        caller.handle_line(NOW, "at - 198.51.100.1:9 [2001:db8::1]:9");
+        let tried: Vec<_> = caller.untried.iter().map(|(link, _)| link.0).collect();
+        assert_eq!(tried, [0, 2]);
+    }
+
+    #[test]
     fn a_peer_that_talks_without_end_has_us_do_no_more() {
         // R-PUNCH-2
         let mut listener = Rendezvous::listener();
         listener.set_local_addresses(
             NOW,
-            vec![(LinkId(0), false)],
+            vec![(LinkId(0), LinkReach::Ipv4)],
             addresses(&["192.0.2.7:4000"]),
         );
         let many: String = (1..40).map(|n| format!(" 198.51.100.{n}:9")).collect();

@@ -15,13 +15,13 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 
 use d2tp_session::{
-    Addresses, FlowId, IncomingDatagram, InterceptedDatagram, LINE_BYTES_MAX, LinkId, PUNCH_BYTES,
-    PathState, PathStats, RELAY_HEADER_BYTES, RelayId, Rendezvous, SessionId, Time, Transmit,
-    relayed_id, wrap_relayed,
+    Addresses, FlowId, IncomingDatagram, InterceptedDatagram, LINE_BYTES_MAX, LinkId, LinkReach,
+    PUNCH_BYTES, PathState, PathStats, RELAY_HEADER_BYTES, RelayId, Rendezvous, SessionId,
+    StreamPathId, Time, Transmit, relayed_id, wrap_relayed,
 };
 
 use crate::clock;
-use crate::device_sender::put_to_device;
+use crate::device_sender::put_relayed;
 use crate::driver_core::{DriverCore, DriverShared, FlowEntry};
 use crate::flow::Flow;
 use crate::relay_host;
@@ -142,12 +142,9 @@ pub(crate) fn send(
     }
     let stride = transmit.segment + RELAY_HEADER_BYTES;
     let DriverCore {
-        core,
-        sockets,
-        streams,
-        ..
+        sockets, streams, ..
     } = inner;
-    if let Err(error) = put_to_device(core, sockets, streams, &route, &wrapped, stride)
+    if let Err(error) = put_relayed(sockets, streams, &route, &wrapped, stride)
         && d2tp_udp::is_too_big(&error)
     {
         inner.core.on_too_big(now, transmit.link, transmit.segment);
@@ -211,22 +208,29 @@ pub(crate) fn update_rendezvous(inner: &mut DriverCore, now: Time) -> bool {
     let stats = inner.core.session(main).map(|s| s.path_stats());
     let free = |p: &PathStats| p.state == PathState::Active && !p.gated;
     let mut paths: Vec<PathStats> = stats.into_iter().flatten().filter(free).collect();
-    paths.sort_by_key(|p| p.rtt);
+    let is_stream = |p: &PathStats| StreamPathId::of(&p.addresses.remote).is_some();
+    // R-RELAY-8: a stream is the last choice.
+    paths.sort_by_key(|p| (is_stream(p), p.rtt));
     let seen = paths
         .iter()
+        .filter(|p| !is_stream(p))
         .filter_map(|p| inner.relays.observed_addresses.get(&p.id));
     let mut addresses: Vec<SocketAddr> = seen.copied().collect();
     // Before the relay has reported the address that it sees, this device's own addresses are only
     // half of the answer, and would delay the rest.
     let is_seen = !addresses.is_empty();
-    let mut links: Vec<(LinkId, bool)> = Vec::new();
+    let mut links: Vec<(LinkId, LinkReach)> = Vec::new();
     for path in &paths {
         let link = path.addresses.link;
+        if is_stream(path) {
+            links.push((link, LinkReach::RelayOnly));
+            continue;
+        }
         let Some(socket) = inner.sockets.get(&link) else {
             continue;
         };
         let own = socket.io.local_addr();
-        links.push((link, own.is_ipv6()));
+        links.push((link, LinkReach::of_socket(&own)));
         if is_seen && !own.ip().is_unspecified() && !addresses.contains(&own) {
             addresses.push(own);
         }

@@ -20,7 +20,7 @@ use d2tp_session::{
 use d2tp_udp::{BindOptions, LinkSocket, RECV_BUFFER_BYTES, RecvBatch};
 use tokio::sync::{mpsc, watch};
 
-use crate::device_sender::put_to_device;
+use crate::device_sender::put_relayed;
 use crate::driver_core::{DriverCore, DriverShared};
 use crate::relay_state::{AbortOnDrop, CALL_EVENTS_MAX, CallEvent, ExternalRelay, RelayHost, put};
 use crate::source::HostKey;
@@ -294,7 +294,7 @@ pub(crate) fn forward(
             put(&out.io, &to, &bytes, stride - RELAY_HEADER_BYTES)
         }),
         Some(ForwardTarget::Device(_, at)) => {
-            Some(put_to_device(core, sockets, streams, &at, &bytes, stride))
+            Some(put_relayed(sockets, streams, &at, &bytes, stride))
         }
         None => None,
     };
@@ -351,7 +351,7 @@ async fn return_replies(
             }
             let Some(at) = to else { continue };
             let stride = stride + RELAY_HEADER_BYTES;
-            if let Err(error) = put_to_device(core, sockets, streams, &at, &bytes, stride) {
+            if let Err(error) = put_relayed(sockets, streams, &at, &bytes, stride) {
                 tracing::trace!(%error, "a relay drops");
             }
         }

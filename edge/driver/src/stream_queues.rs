@@ -39,6 +39,7 @@ const MESSAGE_PACKET_BYTES: usize = 64 * 1024;
 pub(crate) struct QueuedBatch {
     pub(crate) bytes: Vec<u8>,
     pub(crate) stride: usize,
+    is_relayed: bool,
 }
 
 /// The stream is closed.
@@ -51,6 +52,10 @@ struct StreamQueue {
     batches: VecDeque<QueuedBatch>,
     /// Bytes that wait or are being written.
     bytes: usize,
+    /// Those of them that belong to relayed packets.
+    relayed: usize,
+    /// Whether what is being written is relayed packets.
+    writes_relayed: bool,
     /// The memory of the stream, charged to whoever opened it; counts nothing on a device.
     memory: MemoryCharge,
     /// The limit of the connection's send buffer in the kernel, charged to the device that uses a server's stream.
@@ -70,9 +75,70 @@ impl StreamQueue {
     /// again; when nothing does, one batch always has room.
     fn ask(&self, core: &mut Endpoint, stream: StreamPathId) {
         let fits = self.bytes == 0 || self.memory.room() >= self.batch as u64;
-        if fits && self.bytes < 2 * self.batch {
+        if fits && self.own_bytes() < 2 * self.batch {
             core.on_stream_room(stream, self.batch as u64);
         }
+    }
+
+    /// Bytes of the stream's own sessions that wait or are being written: relayed packets take no room from them.
+    fn own_bytes(&self) -> usize {
+        self.bytes - self.relayed
+    }
+
+    /// R-RELAY-8: how many of these bytes of relayed packets may wait, in whole packets.
+    fn relayed_fit(&self, bytes: usize, stride: usize) -> usize {
+        let room = (2 * self.batch).saturating_sub(self.relayed);
+        bytes.min(room / stride * stride)
+    }
+
+    /// Appends packets of one size, if there is memory for them.
+    fn push(&mut self, bytes: &[u8], stride: usize, is_relayed: bool) -> bool {
+        if self.bytes + bytes.len() > QUEUE_BYTES_MAX {
+            // Dropped as by any full queue: later packets overtake it.
+            return false;
+        }
+        let needed = STREAM_BYTES + (self.bytes + bytes.len()) as u64;
+        if self.bytes == 0 {
+            // A stream on which nothing waits gets one batch, or the core would never hear of room again.
+            self.memory.resize(needed);
+        } else if !self.memory.try_resize(needed) {
+            return false;
+        }
+        self.bytes += bytes.len();
+        if is_relayed {
+            self.relayed += bytes.len();
+        }
+        match self.batches.back_mut() {
+            // Small packets of one size share a message.
+            Some(last)
+                if last.stride == stride
+                    && last.is_relayed == is_relayed
+                    && last.bytes.len() % stride == 0
+                    && last.bytes.len() + bytes.len() <= MESSAGE_PACKET_BYTES =>
+            {
+                last.bytes.extend_from_slice(bytes);
+            }
+            _ => self.batches.push_back(QueuedBatch {
+                bytes: bytes.to_vec(),
+                stride,
+                is_relayed,
+            }),
+        }
+        self.signals.ready.notify_one();
+        self.signals.queued.notify_one();
+        true
+    }
+
+    /// Takes the next packets to write, after `written` bytes were.
+    fn pop(&mut self, written: usize) -> Option<QueuedBatch> {
+        self.bytes -= written;
+        if self.writes_relayed {
+            self.relayed -= written;
+        }
+        (self.memory).resize(STREAM_BYTES + self.bytes as u64);
+        let next = self.batches.pop_front();
+        self.writes_relayed = next.as_ref().is_some_and(|next| next.is_relayed);
+        next
     }
 }
 
@@ -110,35 +176,21 @@ impl StreamQueues {
         let Some(queue) = self.queues.get_mut(&stream).filter(|q| !q.closing) else {
             return;
         };
-        if queue.bytes + bytes.len() > QUEUE_BYTES_MAX {
-            // Dropped as by any full queue: later packets overtake it.
+        if queue.push(bytes, stride, false) {
+            queue.ask(core, stream);
+        }
+    }
+
+    /// Queues relayed packets of one size for a stream: as many as its connection takes soon. Others are dropped, as by
+    /// the socket of a relay.
+    pub(crate) fn enqueue_relayed(&mut self, stream: StreamPathId, bytes: &[u8], stride: usize) {
+        let Some(queue) = self.queues.get_mut(&stream).filter(|q| !q.closing) else {
             return;
+        };
+        let fitting = queue.relayed_fit(bytes.len(), stride);
+        if fitting > 0 {
+            queue.push(&bytes[..fitting], stride, true);
         }
-        let needed = STREAM_BYTES + (queue.bytes + bytes.len()) as u64;
-        if queue.bytes == 0 {
-            // A stream on which nothing waits gets one batch, or the core would never hear of room again.
-            queue.memory.resize(needed);
-        } else if !queue.memory.try_resize(needed) {
-            return;
-        }
-        queue.bytes += bytes.len();
-        match queue.batches.back_mut() {
-            // Small packets of one size share a message.
-            Some(last)
-                if last.stride == stride
-                    && last.bytes.len() % stride == 0
-                    && last.bytes.len() + bytes.len() <= MESSAGE_PACKET_BYTES =>
-            {
-                last.bytes.extend_from_slice(bytes);
-            }
-            _ => queue.batches.push_back(QueuedBatch {
-                bytes: bytes.to_vec(),
-                stride,
-            }),
-        }
-        queue.signals.ready.notify_one();
-        queue.signals.queued.notify_one();
-        queue.ask(core, stream);
     }
 
     /// Closes the streams of a link when what waits there is written.
@@ -189,11 +241,9 @@ impl StreamQueues {
         waiting: usize,
     ) -> Result<Option<QueuedBatch>, StreamClosed> {
         let queue = self.queues.get_mut(&stream).ok_or(StreamClosed)?;
-        queue.bytes -= written;
-        (queue.memory).resize(STREAM_BYTES + queue.bytes as u64);
         // Two batches wait here, beside as much in the connection and in the kernel.
         queue.batch = (waiting / 2).clamp(BATCH_BYTES_MIN, BATCH_BYTES_MAX);
-        let next = queue.batches.pop_front();
+        let next = queue.pop(written);
         if next.is_none() && queue.closing {
             return Err(StreamClosed);
         }
@@ -275,6 +325,8 @@ impl StreamQueues {
             link,
             batches: VecDeque::new(),
             bytes: 0,
+            relayed: 0,
+            writes_relayed: false,
             memory: MemoryCharge::default(),
             in_kernel: MemoryCharge::default(),
             batch: BATCH_BYTES_MAX,
@@ -336,6 +388,36 @@ mod tests {
         // A device's own stream.
         let (own, _) = streams.insert(LinkId(1), SocketAddr::from(([127, 0, 0, 1], 2)));
         assert_eq!(streams.charge_send_buffer(own, 2_000_000), None);
+    }
+
+    // R-RELAY-8
+    #[test]
+    fn relayed_packets_wait_up_to_what_the_stream_takes_soon_and_leave_its_sessions_their_room() {
+        let pool = MemoryPool::new(100_000_000);
+        let (mut streams, stream) = stream_of(&pool.account(PublicKey([1; 32])));
+        let packets = vec![7; 200 * 1_209];
+        streams.enqueue_relayed(stream, &packets, 1_209);
+        streams.enqueue_relayed(stream, &packets, 1_209);
+        let queue = &streams.queues[&stream];
+        let most = 2 * BATCH_BYTES_MAX;
+        assert!(queue.bytes <= most && queue.bytes + 1_209 > most);
+        assert_eq!(queue.bytes % 1_209, 0, "whole packets");
+        assert_eq!(queue.own_bytes(), 0);
+        // Those of the stream's own sessions have their room beside them.
+        let queue = streams.queues.get_mut(&stream).expect("it is open");
+        assert!(queue.push(&packets[..60_000], 1_200, false));
+        assert_eq!(queue.own_bytes(), 60_000);
+        // What is written makes room for its own kind.
+        let mut written = 0;
+        while let Some(batch) = queue.pop(written) {
+            written = batch.bytes.len();
+        }
+        assert_eq!((queue.bytes, queue.relayed), (0, 0));
+        assert_eq!(queue.relayed_fit(packets.len(), 1_209), 108 * 1_209);
+        // A slow stream holds less.
+        queue.batch = BATCH_BYTES_MIN;
+        assert_eq!(queue.relayed_fit(packets.len(), 1_209), 15 * 1_209);
+        assert_eq!(queue.relayed_fit(100, 1_209), 100);
     }
 
     #[test]

@@ -4,7 +4,8 @@
 //! ```text
 //!  device namespace                           origin namespace
 //!  wlan0 198.51.100.7  ── veth, 20 Mb/s ──  ap0    198.51.100.1 ┐
-//!  wwan0 203.0.113.7   ── veth, 20 Mb/s ──  tower0 203.0.113.1  ┴ origin at 192.0.2.1
+//!  wwan0 203.0.113.7   ── veth, 20 Mb/s ──  tower0 203.0.113.1  ┤ origin at 192.0.2.1
+//!  second device: eth0 192.0.2.129 ── veth ──  far0 192.0.2.130 ┘
 //! ```
 //!
 //! Each test runs itself again under `unshare`; if the system forbids that, it prints a message and
@@ -182,6 +183,30 @@ where
              ip link set tower0 up
              tc qdisc add dev ap0 root tbf rate 20mbit burst 20k latency 100ms
              tc qdisc add dev tower0 root tbf rate 20mbit burst 20k latency 100ms"
+        ));
+        start()
+    })
+}
+
+/// Creates a namespace for a second device, and starts it there. Must be called on the thread of the origin namespace,
+/// which this device reaches by a link of its own; it does not reach the other device.
+pub fn second_device_namespace<T, F>(start: impl FnOnce() -> F + Send + 'static) -> T
+where
+    T: Send + 'static,
+    F: Future<Output = T>,
+{
+    let (process, origin) = (std::process::id(), nix::unistd::gettid());
+    on_its_own_thread(move || {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("a third namespace");
+        let at_origin = format!("nsenter --net=/proc/{process}/task/{origin}/ns/net");
+        sh(&format!(
+            "ip link set lo up
+             ip link add eth0 type veth peer name far0 netns {origin}
+             ip addr add 192.0.2.129/25 dev eth0
+             ip link set eth0 up
+             {at_origin} ip addr add 192.0.2.130/25 dev far0
+             {at_origin} ip link set far0 up
+             ip route add default via 192.0.2.130"
         ));
         start()
     })

@@ -19,9 +19,9 @@ use bytes::Bytes;
 use cedos_lab_link::{Behaviour, FilteringNat};
 use d2tp_session::{
     Addresses, Admission, Endpoint, EndpointConfig, FlowEnd, FlowId, FlowOptions, ForwardTarget,
-    IncomingDatagram, InterceptedDatagram, LinkId, PathState, ReadOutcome, RelayClient, RelayId,
-    RelayLimits, RelayTable, Rendezvous, SecretKey, SessionEvent, SessionId, Span, Time, Transmit,
-    relayed_id, unwrap_relayed, wrap_relayed,
+    IncomingDatagram, InterceptedDatagram, LinkId, LinkReach, PathState, ReadOutcome, RelayClient,
+    RelayId, RelayLimits, RelayTable, Rendezvous, SecretKey, SessionEvent, SessionId, Span, Time,
+    Transmit, relayed_id, unwrap_relayed, wrap_relayed,
 };
 
 /// The one-way delay between a device and the middle of the network, and between that and the
@@ -398,7 +398,10 @@ impl PeerSimulation {
         addresses.extend(mine.filter_map(|p| relay_sees(&p)));
         let places = links.iter().filter_map(|l| host.places.get(l));
         addresses.extend(places.map(|p| p.inside));
-        let links = links.into_iter().map(|link| (link, false)).collect();
+        let links = links
+            .into_iter()
+            .map(|link| (link, LinkReach::Ipv4))
+            .collect();
         host.rendezvous.set_local_addresses(now, links, addresses);
         let Some(inner) = host.inner else { return };
         let rendezvous = &mut host.rendezvous;

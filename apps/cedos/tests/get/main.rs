@@ -27,6 +27,7 @@ mod prox_bucket;
 mod prox_feeds;
 mod prox_restart;
 mod put;
+mod relayed_streams;
 mod rest;
 mod send_receive;
 mod serve;
