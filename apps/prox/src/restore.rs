@@ -386,7 +386,10 @@ impl Prox {
                 in_use.insert(id);
             }
         }
-        for (id, flows) in notes.flows {
+        // In the order of the journal, and of what it has in its cache.
+        let mut of_flows: Vec<_> = notes.flows.into_iter().collect();
+        of_flows.sort_unstable();
+        for (id, flows) in of_flows {
             if self.restore_for_flows(copy_store, id, flows, loaded) {
                 in_use.insert(id);
             }
