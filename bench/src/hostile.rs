@@ -11,6 +11,7 @@
 //! their goodput, and the kernel never kills the proxy.
 
 mod attack;
+mod attack_context;
 mod cache_attack;
 mod enrolment_guests;
 mod forged_sockets;
@@ -37,7 +38,8 @@ use d2tp_session::{KEY_SHARE, PublicKey};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde::Serialize;
 
-use self::attack::{AttackContext, AttackTally, attack, hostile_keys};
+use self::attack::attack;
+use self::attack_context::{AttackContext, AttackTally, hostile_keys};
 use self::honest_load::{HonestLoad, NEWCOMERS, honest_keys};
 use self::hostile_kind::HostileKind;
 use self::memory_group::MemoryLimiter;

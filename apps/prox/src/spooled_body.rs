@@ -406,17 +406,32 @@ impl SpooledBody {
 
 impl SpoolState {
     fn remember(&mut self, mut bytes: &[u8]) {
+        // A block is allocated for what will be in it: what is allocated is not counted, but what is stored.
+        let left = self
+            .total
+            .map_or(u64::MAX, |total| total - self.len.min(total));
+        let left = usize::try_from(left).unwrap_or(usize::MAX);
         self.len += bytes.len() as u64;
         let SpoolStorage::Memory { blocks, tail } = &mut self.store else {
             unreachable!("counted in memory, stored on disk");
         };
+        let mut left = left.saturating_add(tail.len());
         // Copied, not kept: a slice of the network buffer would hold all of that buffer.
         while !bytes.is_empty() {
             let (now, later) = bytes.split_at(bytes.len().min(BLOCK_BYTES - tail.len()));
+            let length = tail.len() + now.len();
+            if length > tail.capacity() {
+                // Exactly so much: a vector that grows by itself doubles beyond a block.
+                let room = length.next_power_of_two().min(left).min(BLOCK_BYTES);
+                let mut larger = BytesMut::with_capacity(room.max(length));
+                larger.extend_from_slice(tail);
+                *tail = larger;
+            }
             tail.extend_from_slice(now);
             bytes = later;
             if tail.len() == BLOCK_BYTES {
                 blocks.push(std::mem::take(tail).freeze());
+                left = left.saturating_sub(BLOCK_BYTES);
             }
         }
     }
@@ -569,6 +584,40 @@ mod tests {
             assert_eq!(ledger.pinned(), expected);
             drop(pin);
             assert_eq!(ledger.pinned(), (0, 0));
+        }
+    }
+
+    /// The bytes that were allocated for an object in memory.
+    fn allocated(pin: Arc<SpooledBody>) -> usize {
+        let mut state = pin.state.lock();
+        let SpoolStorage::Memory { blocks, tail } = &mut state.store else {
+            panic!("it is on disk");
+        };
+        let of_blocks = blocks.drain(..).map(|block| {
+            let block = block.try_into_mut().expect("nobody else reads it");
+            block.capacity()
+        });
+        of_blocks.sum::<usize>() + tail.capacity()
+    }
+
+    #[tokio::test]
+    async fn an_object_in_memory_is_allocated_as_it_is_counted() {
+        for piece in [1, 1_000, 40_000, 65_536, 100_000] {
+            for total in [40_000, 300_000] {
+                let ledger = ledger(1 << 20, 0);
+                let known = pin(&ledger, 1 << 20, Some(total as u64));
+                let unknown = pin(&ledger, 1 << 20, None);
+                for chunk in pattern(total).chunks(piece) {
+                    for pin in [&known, &unknown] {
+                        pin.append(Bytes::copy_from_slice(chunk)).await.unwrap();
+                    }
+                }
+                assert!(read_all(&known, 1 << 20) == pattern(total));
+                assert_eq!(allocated(known), total, "pieces of {piece}");
+                // The last block of what has no known size is begun with room for more.
+                let most = total.next_multiple_of(BLOCK_BYTES);
+                assert!(allocated(unknown) <= most, "pieces of {piece}");
+            }
         }
     }
 

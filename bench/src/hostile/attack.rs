@@ -3,7 +3,7 @@
 //! Most kinds complete the handshake with an admitted key and use `d2tp-session` directly, so that
 //! they can open flows and leave them unread; some send their own frames or datagrams.
 
-use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{Ipv4Addr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -11,17 +11,17 @@ use bytes::Bytes;
 use d2tp_seal::SecretKey;
 use d2tp_session::{
     Addresses, Admission, Endpoint, EndpointConfig, FlowId, FlowOptions, IncomingDatagram, LinkId,
-    PublicKey, Session, SessionEvent, Time,
+    Session, SessionEvent, Time,
 };
 use d2tp_wire::{Cid, Frame, PacketKind};
 
+use super::attack_context::{AttackContext, AttackTally, FIRST, STRANGERS, hostile_keys};
 use super::cache_attack::{CacheAttack, attack_cache};
 use super::enrolment_guests::enrolment_guests;
 use super::forged_sockets::ForgedSockets;
 use super::hostile_kind::HostileKind;
 use super::http2_attack::{Http2Attack, attack_http2};
 use super::packet_tunnels::packet_tunnels;
-use super::proxy_under_load::TcpPorts;
 use super::raw_client::{RawClient, syn};
 use super::slow_origins::slow_origins;
 use super::stream_strangers::{StreamAbuse, attack_streams};
@@ -31,59 +31,8 @@ use crate::handshake_hosts::{HandshakeHosts, key_of};
 const FLOWS_MAX: u64 = 1_024;
 /// The number of sessions that the proxy allows one key.
 const SESSIONS_MAX: u64 = 1_000;
-/// The first number of hostile clients among the keys.
-pub(super) const FIRST: u64 = 1 << 50;
-/// The first number of clients that are not admitted.
-pub(super) const STRANGERS: u64 = 1 << 51;
 /// Bytes written to a flow at once.
 static ZEROS: [u8; 32 * 1024] = [0; 32 * 1024];
-
-/// The target of an attack, and its resources.
-#[derive(Clone, Debug)]
-pub struct AttackContext {
-    /// The address on which the proxy listens.
-    pub proxy: SocketAddr,
-    /// The public key of the proxy.
-    pub proxy_key: PublicKey,
-    /// The TCP ports of the proxy.
-    pub tcp: TcpPorts,
-    /// The origin that answers requests.
-    pub http: SocketAddr,
-    /// The origin that sends endlessly.
-    pub blast: SocketAddr,
-    /// The origin that sends nothing.
-    pub silent: SocketAddr,
-    /// Admitted keys of the attacker.
-    pub keys: u64,
-    /// Datagrams per second of floods.
-    pub rate: u64,
-    /// When the attack ends.
-    pub until: Instant,
-}
-
-/// The extent of an attack: a limit that holds without an attack means nothing.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct AttackTally {
-    /// Handshakes that were completed.
-    pub sessions: u64,
-    /// Flows that were opened.
-    pub flows: u64,
-    /// Datagrams of a flood.
-    pub datagrams: u64,
-    /// TCP connections that were opened.
-    pub connections: u64,
-    /// Bytes that were written to TCP connections.
-    pub tcp_bytes: u64,
-    /// Flows that the proxy refused with a sentence.
-    pub refused: u64,
-    /// Flows that the proxy ended otherwise before they had an answer.
-    pub unexplained: u64,
-}
-
-/// The secret keys of an attacker.
-pub fn hostile_keys(count: u64) -> impl Iterator<Item = SecretKey> {
-    (FIRST..FIRST + count).map(key_of)
-}
 
 /// Attacks until the time is over, and then leaves without notice.
 ///

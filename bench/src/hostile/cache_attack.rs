@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use d2tp_session::{EndpointConfig, FlowId, FlowOptions, ReadOutcome, Session, SessionEvent};
 
-use super::attack::{AttackContext, AttackTally, FIRST};
+use super::attack_context::{AttackContext, AttackTally, FIRST};
 use crate::handshake_hosts::{HandshakeHosts, key_of};
 
 /// The size of an object.

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use bytes::Bytes;
 use d2tp_session::{EndpointConfig, FlowOptions, Session, SessionEvent};
 
-use super::attack::{AttackContext, AttackTally, STRANGERS};
+use super::attack_context::{AttackContext, AttackTally, STRANGERS};
 use crate::handshake_hosts::{HandshakeHosts, key_of};
 
 /// Devices that ask at once: four times as many as there are places.

@@ -1,6 +1,7 @@
 //! The kinds of hostile clients, and what the proxy needs for each.
 
-use super::slow_origins::SLOW_ORIGIN_KEYS;
+/// The keys of the attack by slow origins: it makes 10,000 requests, and one key may have 1,024 flows.
+pub const SLOW_ORIGIN_KEYS: u64 = 10;
 
 /// A kind of hostile client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

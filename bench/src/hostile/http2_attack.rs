@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 
 use anyhow::{Context, Result};
 
-use super::attack::{AttackContext, AttackTally};
+use super::attack_context::{AttackContext, AttackTally};
 use super::tcp_flood::{Reading, Script, ScriptedConnection, connect, keep_connections};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";

@@ -11,11 +11,9 @@ use anyhow::{Result, ensure};
 use bytes::Bytes;
 use d2tp_session::{EndpointConfig, FlowId, FlowOptions, ReadOutcome, Session, SessionEvent, Span};
 
-use super::attack::{AttackContext, AttackTally, FIRST};
+use super::attack_context::{AttackContext, AttackTally, FIRST};
 use crate::handshake_hosts::{HandshakeHosts, key_of};
 
-/// The network from which the proxy gives its clients addresses.
-pub const TUNNEL_NET: &str = "10.83.0.0/16";
 /// The context of datagrams that are packets: "ip" in ASCII (docs/vpn.md).
 const PACKET_CONTEXT: u64 = 0x6970;
 /// Sessions of each key. A later tunnel of a client takes the place of an earlier one.
@@ -28,7 +26,7 @@ const WAITING: usize = 16;
 const DEAF_AFTER: Duration = Duration::from_secs(2);
 
 /// A session with its tunnel, once that is open.
-struct OpenTunnel {
+struct AttackTunnel {
     place: usize,
     flow: Option<FlowId>,
     head: Vec<u8>,
@@ -52,13 +50,13 @@ fn flood_tunnels(context: &AttackContext, round: u64, tally: &mut AttackTally) -
     let config = EndpointConfig::default();
     let mut crowd = HandshakeHosts::with_config(context.proxy, context.proxy_key, 4, config)?;
     let mut told = Vec::new();
-    let mut tunnels: Vec<OpenTunnel> = Vec::new();
+    let mut tunnels: Vec<AttackTunnel> = Vec::new();
     for number in 0..SESSIONS * context.keys {
         let key = key_of(FIRST + number % context.keys);
         let mut flow = None;
         let instance = round * SESSIONS * context.keys + number;
         let place = crowd.begin(instance, key, |session| flow = ask(session));
-        tunnels.push(OpenTunnel {
+        tunnels.push(AttackTunnel {
             place,
             flow,
             head: Vec::new(),
@@ -107,7 +105,7 @@ fn ask(session: &mut Session) -> Option<FlowId> {
     Some(flow)
 }
 
-impl OpenTunnel {
+impl AttackTunnel {
     /// Reads the answer; when it is whole, the packet that the tunnel sends is known.
     fn read_head(&mut self, session: &mut Session) {
         let Some(flow) = self.flow else {

@@ -14,7 +14,6 @@ use d2tp_session::PublicKey;
 
 use super::hostile_kind::HostileKind;
 use super::memory_group::MemoryGroup;
-use super::packet_tunnels::TUNNEL_NET;
 use crate::credential::Credential;
 
 /// The settings of the proxy.
@@ -36,14 +35,17 @@ pub struct ProxySetup {
     pub disk_quota: Option<u64>,
 }
 
+/// The network from which the proxy gives its clients addresses.
+const TUNNEL_NET: &str = "10.83.0.0/16";
+
 /// The TCP ports of a proxy.
 #[derive(Clone, Debug, Default)]
 pub struct TcpPorts {
-    /// Where it takes streams.
+    /// The address at which devices connect by streams, if the proxy takes them.
     pub streams: Option<SocketAddr>,
-    /// The certificate that it has there, DER.
+    /// The certificate for streams, DER.
     pub certificate: Vec<u8>,
-    /// Where it is a proxy for clients without D2TP.
+    /// The address for clients without D2TP, if the proxy serves them.
     pub proxy: Option<SocketAddr>,
 }
 

@@ -8,13 +8,12 @@ use d2tp_session::{
     EndpointConfig, FlowEnd, FlowId, FlowOptions, ReadOutcome, Session, SessionEvent,
 };
 
-use super::attack::{AttackContext, AttackTally, FIRST};
+use super::attack_context::{AttackContext, AttackTally, FIRST};
+use super::hostile_kind::SLOW_ORIGIN_KEYS;
 use crate::handshake_hosts::{HandshakeHosts, key_of};
 
 /// Requests that are made: as many origins are slow at once.
 const REQUESTS: u64 = 10_000;
-/// The keys that make them, since one may have 1,024 flows.
-pub const SLOW_ORIGIN_KEYS: u64 = 10;
 /// Requests that are made at once, so that connections to the origin find room in its backlog.
 const BATCH: u64 = 100;
 /// How soon the next are made: all have been after a second.

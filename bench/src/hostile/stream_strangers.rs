@@ -14,7 +14,7 @@ use rustls::{ClientConfig, ClientConnection};
 
 use d2tp_wire::Cid;
 
-use super::attack::{AttackContext, AttackTally, STRANGERS};
+use super::attack_context::{AttackContext, AttackTally, STRANGERS};
 use super::raw_client::syn;
 use super::tcp_flood::{Reading, Script, ScriptedConnection, connect, keep_connections};
 use crate::credential::{SERVER_NAME, client_config};
@@ -39,13 +39,13 @@ const FINAL: u8 = 0x80;
 /// What the strangers do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamAbuse {
-    /// They say nothing more, each at another point.
+    /// Each falls silent, at another point of the set-up.
     Silence,
-    /// They send what is no stream.
+    /// Bytes that are no stream.
     Garbage,
-    /// They send packets of no session, and SYNs of keys that are not admitted.
+    /// Packets of no session, and SYNs of keys that are not admitted.
     Packets,
-    /// They ask for answers, and do not read them.
+    /// Pings, whose answers are not read.
     Pings,
 }
 
@@ -153,7 +153,7 @@ fn garbage(tcp: TcpStream, number: u64) -> Result<(TcpStream, Reading, Script)> 
 fn strange_packets(number: u64, context: &AttackContext) -> Result<Vec<u8>> {
     let packet = |n: u64| -> Result<Vec<u8>> {
         let instance = number * PACKETS + n;
-        if number % 2 == 0 {
+        if number.is_multiple_of(2) {
             return Ok(noise(instance, PACKET_BYTES));
         }
         let key = key_of(STRANGERS + instance);
@@ -222,7 +222,7 @@ fn nothing() -> Script {
     Box::new(|_| {})
 }
 
-/// The same bytes again and again.
+/// A script that writes the same bytes again and again.
 fn endless(bytes: Vec<u8>) -> Script {
     Box::new(move |unsent| unsent.extend_from_slice(&bytes))
 }

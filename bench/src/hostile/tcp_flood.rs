@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::attack::AttackTally;
+use super::attack_context::AttackTally;
 
 /// How long the proxy may take to accept a connection.
 const OPENED_WITHIN: Duration = Duration::from_millis(200);
@@ -27,9 +27,9 @@ const WRITTEN_PER_TURN: usize = 64 * 1024;
 /// What a connection does with what the proxy sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reading {
-    /// It is read and thrown away.
+    /// The connection reads it and throws it away.
     All,
-    /// It stays in the kernel, until that takes no more.
+    /// The connection leaves it in the kernel, until that takes no more.
     Nothing,
 }
 

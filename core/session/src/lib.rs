@@ -139,7 +139,7 @@ pub use relay::{
     UNANSWERED_MAX, relayed_id, unwrap_relayed, wrap_relayed,
 };
 pub use relay_client::{CALLS_MAX, InterceptedDatagram, RelayClient};
-pub use rendezvous::{ADDRESSES_MAX, LINE_BYTES_MAX, LinkReach, PUNCH_BYTES, Rendezvous};
+pub use rendezvous::{ADDRESSES_MAX, LINE_BYTES_MAX, PUNCH_BYTES, Rendezvous, RendezvousReach};
 pub use reserved_address::is_reserved_address;
 pub use serial_path::SerialPathId;
 pub use session::{FlowError, PathStats, ReadOutcome, Session};

@@ -58,7 +58,7 @@ pub const LINE_BYTES_MAX: usize = 512;
 
 /// Where a link of this device leads without the relay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum LinkReach {
+pub enum RendezvousReach {
     /// To IPv4 addresses.
     Ipv4,
     /// To IPv6 addresses.
@@ -67,17 +67,17 @@ pub enum LinkReach {
     RelayOnly,
 }
 
-impl LinkReach {
+impl RendezvousReach {
     /// The reach of a UDP socket with this address.
-    pub fn of_socket(own: &SocketAddr) -> LinkReach {
+    pub fn of_socket(own: &SocketAddr) -> RendezvousReach {
         match own.is_ipv6() {
-            true => LinkReach::Ipv6,
-            false => LinkReach::Ipv4,
+            true => RendezvousReach::Ipv6,
+            false => RendezvousReach::Ipv4,
         }
     }
 
     fn leads_to(self, address: &SocketAddr) -> bool {
-        self == LinkReach::of_socket(address)
+        self == RendezvousReach::of_socket(address)
     }
 }
 
@@ -89,7 +89,7 @@ pub struct Rendezvous {
     punch: [u8; 8],
     relay: Option<RelayId>,
     /// Links that may be used, the best first, and where each leads without the relay.
-    links: Vec<(LinkId, LinkReach)>,
+    links: Vec<(LinkId, RendezvousReach)>,
     /// This device's addresses, as sent to the peer.
     ours: Vec<SocketAddr>,
     theirs: Vec<SocketAddr>,
@@ -174,7 +174,7 @@ impl Rendezvous {
     pub fn set_local_addresses(
         &mut self,
         now: Time,
-        links: Vec<(LinkId, LinkReach)>,
+        links: Vec<(LinkId, RendezvousReach)>,
         mut addresses: Vec<SocketAddr>,
     ) {
         addresses.truncate(ADDRESSES_MAX);
@@ -448,10 +448,10 @@ mod tests {
         let mut caller = Rendezvous::caller([1; 8]);
         assert_eq!(caller.poll_line(), None, "nowhere yet");
         let place = addresses(&["198.51.100.1:4000", "[2001:db8::1]:4000"]);
-        caller.set_local_addresses(NOW, vec![(LinkId(0), LinkReach::Ipv4)], place.clone());
+        caller.set_local_addresses(NOW, vec![(LinkId(0), RendezvousReach::Ipv4)], place.clone());
         let line = "at 0101010101010101 198.51.100.1:4000 [2001:db8::1]:4000\n";
         assert_eq!(caller.poll_line().as_deref(), Some(line));
-        caller.set_local_addresses(NOW, vec![(LinkId(0), LinkReach::Ipv4)], place);
+        caller.set_local_addresses(NOW, vec![(LinkId(0), RendezvousReach::Ipv4)], place);
         assert_eq!(caller.poll_line(), None);
     }
 
@@ -461,7 +461,7 @@ mod tests {
         let mut caller = Rendezvous::caller([1; 8]);
         caller.set_local_addresses(
             NOW,
-            vec![(LinkId(0), LinkReach::Ipv4)],
+            vec![(LinkId(0), RendezvousReach::Ipv4)],
             addresses(&["192.0.2.7:4000"]),
         );
         caller.handle_line(
@@ -477,9 +477,9 @@ mod tests {
     fn a_stream_leads_to_the_relay_and_to_no_address_that_a_peer_names() {
         let mut caller = Rendezvous::caller([1; 8]);
         let links = vec![
-            (LinkId(0), LinkReach::Ipv4),
-            (LinkId(1), LinkReach::RelayOnly),
-            (LinkId(2), LinkReach::Ipv6),
+            (LinkId(0), RendezvousReach::Ipv4),
+            (LinkId(1), RendezvousReach::RelayOnly),
+            (LinkId(2), RendezvousReach::Ipv6),
         ];
         caller.set_local_addresses(NOW, links, addresses(&["192.0.2.7:4000"]));
         caller.handle_line(NOW, "at - 198.51.100.1:9 [2001:db8::1]:9");
@@ -493,7 +493,7 @@ mod tests {
         let mut listener = Rendezvous::listener();
         listener.set_local_addresses(
             NOW,
-            vec![(LinkId(0), LinkReach::Ipv4)],
+            vec![(LinkId(0), RendezvousReach::Ipv4)],
             addresses(&["192.0.2.7:4000"]),
         );
         let many: String = (1..40).map(|n| format!(" 198.51.100.{n}:9")).collect();

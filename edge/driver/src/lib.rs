@@ -93,9 +93,9 @@ pub use d2tp_sched::CarriedByLink;
 pub use d2tp_session::{
     AckOffload, Admission, ArrivedBytes, BadCidShare, CONTEXTS, CONTEXTS_OF_COPIES, CidShare,
     CipherSuite, CongestionKind, DATAGRAMS_MAX, DatagramStats, DrwaLambda, EndpointConfig,
-    FirstHopStatus, FlowEnd, FlowRemainder, HybridPolicy, LinkId, MemoryAccount, MemoryCharge, MemoryPool,
-    Mirroring, PathSchedulerKind, PathSelection, PathState, PathStats, PathSwitchKind, PublicKey,
-    ReasonCode, RelayId, RelayLimits, RelayRefusal, SecretKey, SessionEnd, SessionEvent,
+    FirstHopStatus, FlowEnd, FlowRemainder, HybridPolicy, LinkId, MemoryAccount, MemoryCharge,
+    MemoryPool, Mirroring, PathSchedulerKind, PathSelection, PathState, PathStats, PathSwitchKind,
+    PublicKey, ReasonCode, RelayId, RelayLimits, RelayRefusal, SecretKey, SessionEnd, SessionEvent,
     TraceLevel,
 };
 pub use d2tp_stream::{

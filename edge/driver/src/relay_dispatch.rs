@@ -15,8 +15,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 
 use d2tp_session::{
-    Addresses, FlowId, IncomingDatagram, InterceptedDatagram, LINE_BYTES_MAX, LinkId, LinkReach,
-    PUNCH_BYTES, PathState, PathStats, RELAY_HEADER_BYTES, RelayId, Rendezvous, SessionId,
+    Addresses, FlowId, IncomingDatagram, InterceptedDatagram, LINE_BYTES_MAX, LinkId, PUNCH_BYTES,
+    PathState, PathStats, RELAY_HEADER_BYTES, RelayId, Rendezvous, RendezvousReach, SessionId,
     StreamPathId, Time, Transmit, relayed_id, wrap_relayed,
 };
 
@@ -219,18 +219,18 @@ pub(crate) fn update_rendezvous(inner: &mut DriverCore, now: Time) -> bool {
     // Before the relay has reported the address that it sees, this device's own addresses are only
     // half of the answer, and would delay the rest.
     let is_seen = !addresses.is_empty();
-    let mut links: Vec<(LinkId, LinkReach)> = Vec::new();
+    let mut links: Vec<(LinkId, RendezvousReach)> = Vec::new();
     for path in &paths {
         let link = path.addresses.link;
         if is_stream(path) {
-            links.push((link, LinkReach::RelayOnly));
+            links.push((link, RendezvousReach::RelayOnly));
             continue;
         }
         let Some(socket) = inner.sockets.get(&link) else {
             continue;
         };
         let own = socket.io.local_addr();
-        links.push((link, LinkReach::of_socket(&own)));
+        links.push((link, RendezvousReach::of_socket(&own)));
         if is_seen && !own.ip().is_unspecified() && !addresses.contains(&own) {
             addresses.push(own);
         }

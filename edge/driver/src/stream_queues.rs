@@ -52,7 +52,7 @@ struct StreamQueue {
     batches: VecDeque<QueuedBatch>,
     /// Bytes that wait or are being written.
     bytes: usize,
-    /// Those of them that belong to relayed packets.
+    /// Bytes of relayed packets among those that wait or are being written.
     relayed: usize,
     /// Whether what is being written is relayed packets.
     writes_relayed: bool,

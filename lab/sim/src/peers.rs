@@ -19,9 +19,9 @@ use bytes::Bytes;
 use cedos_lab_link::{Behaviour, FilteringNat};
 use d2tp_session::{
     Addresses, Admission, Endpoint, EndpointConfig, FlowEnd, FlowId, FlowOptions, ForwardTarget,
-    IncomingDatagram, InterceptedDatagram, LinkId, LinkReach, PathState, ReadOutcome, RelayClient,
-    RelayId, RelayLimits, RelayTable, Rendezvous, SecretKey, SessionEvent, SessionId, Span, Time,
-    Transmit, relayed_id, unwrap_relayed, wrap_relayed,
+    IncomingDatagram, InterceptedDatagram, LinkId, PathState, ReadOutcome, RelayClient, RelayId,
+    RelayLimits, RelayTable, Rendezvous, RendezvousReach, SecretKey, SessionEvent, SessionId, Span,
+    Time, Transmit, relayed_id, unwrap_relayed, wrap_relayed,
 };
 
 /// The one-way delay between a device and the middle of the network, and between that and the
@@ -400,7 +400,7 @@ impl PeerSimulation {
         addresses.extend(places.map(|p| p.inside));
         let links = links
             .into_iter()
-            .map(|link| (link, LinkReach::Ipv4))
+            .map(|link| (link, RendezvousReach::Ipv4))
             .collect();
         host.rendezvous.set_local_addresses(now, links, addresses);
         let Some(inner) = host.inner else { return };

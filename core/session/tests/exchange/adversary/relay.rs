@@ -288,7 +288,7 @@ fn a_peer_that_names_strangers_costs_each_a_few_packets() {
         let now = p.now;
         caller.set_local_addresses(
             now,
-            vec![(LinkId(0), LinkReach::Ipv4)],
+            vec![(LinkId(0), RendezvousReach::Ipv4)],
             vec!["10.0.0.1:4000".parse().unwrap()],
         );
         caller.handle_line(now, "at - 198.51.100.9:53");
