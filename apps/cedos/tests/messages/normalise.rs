@@ -45,6 +45,10 @@ impl DemonstrationTimes {
                 "fetched again            0.0 MB                9.0 MB",
             ),
             (
+                "1 handover, 1 new address, ",
+                "1 handover, 1 new address, 2.0 s without a network",
+            ),
+            (
                 "without data at a handover: ",
                 "without data at a handover: 30 ms (median), 4.0 s (longest)",
             ),
@@ -58,6 +62,11 @@ impl DemonstrationTimes {
             self.last = Some(time.floor());
         }
         let shown = format!("{:6.2} s  {rest}", self.last.unwrap_or(0.0));
+        if let Some((before, silence)) = shown.split_once(" again after ")
+            && let Some((_, after)) = silence.split_once(" s, ")
+        {
+            return Some(format!("{before} again after 4.0 s, {after}"));
+        }
         let (before, after) = match shown.split_once(" s left") {
             Some((before, _)) => (
                 before.trim_end_matches(|c: char| c.is_ascii_digit()),
