@@ -34,9 +34,9 @@ impl TunnelPump {
     /// A direction in which these bytes come first. It `is_ended` if nothing comes after them, and `is_shut` if that was
     /// passed on.
     pub(crate) fn new(first: &[u8], is_ended: bool, is_shut: bool) -> TunnelPump {
-        let mut buffer = Vec::with_capacity(TUNNEL_BUFFER_BYTES.max(first.len()));
-        buffer.extend_from_slice(first);
-        buffer.resize(buffer.capacity(), 0);
+        // Zeros of the kernel's, which take no memory before they are written.
+        let mut buffer = vec![0; TUNNEL_BUFFER_BYTES.max(first.len())];
+        buffer[..first.len()].copy_from_slice(first);
         TunnelPump {
             buffer,
             start: 0,
