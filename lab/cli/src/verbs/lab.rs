@@ -260,10 +260,11 @@ fn build(args: &LabRunArgs) -> anyhow::Result<World> {
         Some(KernelTransport::Tcp(link)) if !has_link(&scenario, link) => {
             bail!("the scenario has no link {link}");
         }
-        Some(KernelTransport::First(links))
-            if let Some(link) = links.iter().find(|l| !has_link(&scenario, l)) =>
-        {
-            bail!("the scenario has no link {link}");
+        Some(KernelTransport::First(links)) => {
+            if let Some(link) = links.iter().find(|l| !has_link(&scenario, l)) {
+                bail!("the scenario has no link {link}");
+            }
+            World::build(scenario)
         }
         _ => World::build(scenario),
     }

@@ -387,15 +387,11 @@ async fn ask_head<D: Dial>(
     match answered {
         Ok(Ok(answer)) => (Some(Ok(answer)), format!("from the server, asked {way}")),
         Ok(Err(FetchFault::Final(failure))) => (Some(Err(failure)), String::new()),
-        Ok(Err(FetchFault::Path(_) | FetchFault::Proxy(_)))
-            if let Some(text) = dial.session_end_text() =>
-        {
-            (None, text)
+        Ok(Err(FetchFault::Path(text) | FetchFault::Proxy(text))) => {
+            (None, dial.session_end_text().unwrap_or(text))
         }
         Ok(Err(
-            FetchFault::Path(text)
-            | FetchFault::Proxy(text)
-            | FetchFault::NameNotFound(text)
+            FetchFault::NameNotFound(text)
             | FetchFault::UntrustedPeer(text)
             | FetchFault::CaptivePortal(text)
             | FetchFault::Origin { text, .. },
