@@ -289,17 +289,14 @@ pub async fn run(mut args: ProxArgs, sandbox: Option<ProxSandbox>) -> anyhow::Re
             true => SocketsAfter::Kept,
             false => SocketsAfter::Closed,
         };
-        let has_manager = ServiceManager::from_env().is_some();
-        if successor.is_some() || has_manager {
+        let is_followed = successor.is_some() || ServiceManager::from_env().is_some();
+        if is_followed {
             prox.begin_leaving();
         }
         leave_devices(&prox, &server, sockets).await;
-        if successor.is_some() || has_manager {
+        if is_followed {
             // What their flows leave behind is for the next process as well.
             let _ = tokio::time::timeout(FLOWS_END_WITHIN, flows.wait()).await;
-        }
-        if successor.is_none() {
-            keep_tunnels(&prox);
         }
         if successor.is_some() {
             // Devices wait for that process: what does not depend on each other is written at once.
@@ -310,6 +307,7 @@ pub async fn run(mut args: ProxArgs, sandbox: Option<ProxSandbox>) -> anyhow::Re
                 prox.finish_sharing(),
             );
         } else {
+            keep_tunnels(&prox);
             persist_copies(&prox).await;
             prox.until_in_bucket(IN_BUCKET_WITHIN).await;
         }
@@ -329,13 +327,9 @@ pub async fn run(mut args: ProxArgs, sandbox: Option<ProxSandbox>) -> anyhow::Re
             Some(helper) => standby.with_variable(helper.environment()),
             None => standby,
         };
-        // Once more: a flow may have ended late.
-        let standby = match take_tunnels(&prox) {
-            Some(tunnels) => standby
-                .with_tunnels(Some(tunnels))
-                .context("cannot keep the connections of tunnels")?,
-            None => standby,
-        };
+        let standby = standby
+            .with_tunnels(take_tunnels(&prox))
+            .context("cannot keep the connections of tunnels")?;
         return Err(standby.begin()).context("cannot hold the sockets for the new process");
     }
     prox.save_clients();

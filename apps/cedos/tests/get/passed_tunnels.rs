@@ -24,6 +24,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
+use crate::upgrade::proxy_arguments;
+
 /// What goes through a busy tunnel: more than all buffers between its ends.
 const BYTES: usize = 24_000_000;
 /// A reader that is slow enough for a process to start meanwhile: a piece, and the wait after it.
@@ -31,19 +33,6 @@ const PIECE: usize = 32_000;
 const PIECE_EVERY: Duration = Duration::from_millis(4);
 /// The first number of a descriptor on its way to a service.
 const COPIES_FROM: i32 = 500;
-
-fn proxy_arguments(listen: &str) -> [&str; 8] {
-    [
-        "prox",
-        "--listen",
-        listen,
-        "--state-dir",
-        "proxy",
-        "--allow-private",
-        "--allow-any-client",
-        "--log=json",
-    ]
-}
 
 async fn proxy(directory: &Path, listen: &str, more: &[&str]) -> ProxyProcess {
     let arguments = [&proxy_arguments(listen)[..], more].concat();
@@ -76,7 +65,7 @@ async fn device(proxy: &str) -> Device {
 }
 
 /// A tunnel of the device to a new server.
-async fn tunnel(device: &Device) -> (Flow, TcpStream) {
+pub async fn tunnel(device: &Device) -> (Flow, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let target = listener.local_addr().unwrap();
     let mut flow = device.open(FlowSettings::default()).unwrap();

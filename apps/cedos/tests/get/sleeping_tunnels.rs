@@ -8,11 +8,12 @@ use cedos_lab_rig::port::HeldPort;
 use cedos_lab_rig::program::ProxyProcess;
 use cedos_lab_rig::wait::{until_async, within};
 use d2tp_driver::{
-    Device, DeviceOptions, EndpointConfig, Flow, FlowSettings, LinkUse, ProvidedLink,
-    ProvidedLinks, SecretKey,
+    Device, DeviceOptions, EndpointConfig, Flow, LinkUse, ProvidedLink, ProvidedLinks, SecretKey,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
+
+use crate::passed_tunnels::tunnel;
 
 /// What a server sends while the session sleeps: more than the buffers of a tunnel.
 const SENT_ASLEEP: usize = 300_000;
@@ -53,17 +54,7 @@ impl Scene {
         };
         let mut device = Device::with_attach(options, links.clone()).await.unwrap();
         device.follow_links(links.subscribe(), |_| LinkUse::Free);
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let target = listener.local_addr().unwrap();
-        let mut flow = device.open(FlowSettings::default()).unwrap();
-        let request = format!("CONNECT {target} HTTP/1.1\r\nhost: {target}\r\n\r\n");
-        flow.write_all(request.as_bytes()).await.unwrap();
-        let (server, _) = within(listener.accept()).await.unwrap();
-        let mut head = Vec::new();
-        while !head.ends_with(b"\r\n\r\n") {
-            head.push(within(flow.read_u8()).await.unwrap());
-        }
-        assert!(head.starts_with(b"HTTP/1.1 200 "));
+        let (flow, server) = tunnel(&device).await;
         let mut scene = Scene {
             _folder: folder,
             proxy,

@@ -27,7 +27,8 @@ async fn origin() -> ScriptedOrigin {
     .await
 }
 
-fn proxy_arguments(listen: &str) -> [&str; 8] {
+/// The options of a proxy with its state beside the test.
+pub fn proxy_arguments(listen: &str) -> [&str; 8] {
     [
         "prox",
         "--listen",
