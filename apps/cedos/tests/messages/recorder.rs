@@ -32,6 +32,11 @@ pub struct Running {
 }
 
 impl Running {
+    /// Puts on the page only the lines that `is_kept` accepts, with those that continue them.
+    pub fn keep(&mut self, is_kept: fn(&str) -> bool) {
+        self.is_kept = Some(is_kept);
+    }
+
     /// Reads lines until one contains `words`.
     pub async fn until(&mut self, words: &str) {
         self.until_line(words, |line| line.contains(words)).await;
@@ -116,7 +121,7 @@ impl Recorder {
     /// Runs a command to its end, and keeps the lines that `is_kept` accepts, with those that continue them.
     pub async fn run_keeping(&mut self, about: &str, words: &[&str], is_kept: fn(&str) -> bool) {
         let mut running = self.start(words);
-        running.is_kept = Some(is_kept);
+        running.keep(is_kept);
         self.end(about, running, None).await;
     }
 

@@ -1,8 +1,10 @@
 //! The first hour: each verb once as it succeeds, and then what goes wrong.
 
+use std::convert::Infallible;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use cedos_lab_rig::namespace::{cell_on, origin_namespace, sh, wifi_off, wifi_on};
 use cedos_lab_rig::origin::{OriginReply, ReplyEnd, ScriptedOrigin, cut, object, proper, reply};
@@ -687,6 +689,18 @@ impl FarEnds {
         ));
     }
 
+    /// Makes the Wi-Fi slower, little by little, so that a deadline of 40 s for the film comes into doubt on
+    /// the way: free networks alone will then probably do, and not surely, on a fast machine and on a busy one.
+    async fn slow_wifi_down(&self) -> Infallible {
+        let mut kilobits = 2_000;
+        loop {
+            self.set_wifi_rate(&format!("{kilobits}kbit"));
+            kilobits = (kilobits * 98 / 100).max(100);
+            // The link's course, and not a wait.
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    }
+
     /// The Wi-Fi carries nothing from the device any more, without a word.
     fn kill_wifi(&self) {
         self.sh("ip rule add pref 100 lookup local");
@@ -697,8 +711,12 @@ impl FarEnds {
 
 /// Whether a line is no progress of a moment, and no measurement, which come or not by the speed of this machine.
 fn is_no_progress(line: &str) -> bool {
-    let is_moment = line.contains(" likely by ") || line.contains(" of silence): ");
-    !is_moment && !line.starts_with("note: measuring")
+    is_no_moment(line) && !line.starts_with("note: measuring")
+}
+
+/// Whether a line is no progress of a moment.
+fn is_no_moment(line: &str) -> bool {
+    !line.contains(" likely by ") && !line.contains(" of silence): ")
 }
 
 /// The words of a command line without quotes.
@@ -735,16 +753,15 @@ async fn mobile_data(page: &mut Recorder) {
         )),
     )
     .await;
-    // In doubt, and not yet worth paying for.
-    far.set_wifi_rate("2mbit");
-    page.interrupt(
-        "A deadline that is in doubt, until Ctrl-C",
-        &words(&format!(
-            "get {film} -o doubtful.mp4 --within 40s --prox {prox}"
-        )),
-        "measuring",
-    )
-    .await;
+    let line = format!("get {film} -o doubtful.mp4 --within 40s --prox {prox}");
+    let mut doubtful = page.start(&words(&line));
+    doubtful.keep(is_no_moment);
+    tokio::select! {
+        () = doubtful.until("measuring") => (),
+        never = far.slow_wifi_down() => match never {},
+    }
+    let about = "A deadline that is in doubt, until Ctrl-C";
+    page.end(about, doubtful, Some(Signal::SIGINT)).await;
     far.set_wifi_rate(SLOW_RATE);
     page.run_keeping(
         "Wi-Fi alone would be late",
