@@ -324,7 +324,7 @@ impl Session {
             .max(least)
     }
 
-    /// Informs writers that wait when there is room, for any other reason than an ACK: memory, or bytes that left.
+    /// Informs writers that wait when there is room because memory was freed.
     pub(crate) fn offer_room(&mut self) {
         let limit = self.config.send_buffer;
         let mut writable = Vec::new();

@@ -126,10 +126,6 @@ impl Session {
                     self.announce_gone(path);
                     self.suspend_if_idle(now, reason);
                 }
-                if self.config.known_rate.is_some() {
-                    // ACKs ask for more bytes of a source. Here they come when all of the first window should have left.
-                    self.offer_room();
-                }
                 return Some(t);
             }
         }

@@ -5,6 +5,7 @@ use d2tp_wire::{FlowId, Frame, PathId, PathStatus, ReasonCode, TOKEN_BYTES, Wire
 
 use super::{DATA_MIN, PATH_GONE_SEQ, PROBE_GATED_BYTES};
 use crate::datagram_queue::{DatagramPath, room};
+use crate::event::SessionEvent;
 use crate::flow::want;
 use crate::path;
 use crate::path_limit::SentLimit;
@@ -403,6 +404,8 @@ impl Session {
         let gated = self.paths.at(slot).gated;
         let mut next = Some(first);
         let mut out = 0;
+        let send_buffer = self.config.send_buffer;
+        let mut drawn = Vec::new();
         while let Some(id) = next {
             let leaves_lost = self.leaves_lost_to_other(now, slot, id);
             let flow = self
@@ -433,6 +436,13 @@ impl Session {
             session_room -= new;
             self.credit.sent += new;
             out += len as u64;
+            // A source is asked for more as its bytes leave. ACKs alone would let it follow their clock: a receiver that was
+            // asked for one ACK per many packets delays it if fewer arrive, and the path idles meanwhile.
+            let wants_source = flow.has_source && flow.wants_writable;
+            if wants_source && flow.is_writable(send_buffer) {
+                flow.wants_writable = false;
+                drawn.push(id);
+            }
             if gated {
                 flow.grants_in.on_sent(path_id, len as u64);
             }
@@ -447,6 +457,9 @@ impl Session {
                 break;
             }
             next = self.flows.next_for(path_id, gated, session_room);
+        }
+        for id in drawn {
+            self.emit(SessionEvent::Writable(id));
         }
         self.flows.on_packet_filled(first);
         self.paths.at(slot).payload_out += out;

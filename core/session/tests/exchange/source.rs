@@ -105,3 +105,20 @@ fn a_source_goes_on_when_its_server_had_hibernated() {
         }
     }
 }
+
+#[test]
+fn a_source_fills_an_open_window_without_waiting_for_acks() {
+    let mut p = Pair::new();
+    p.reads_sources = true;
+    let wire = p.wires.get_mut(&0).unwrap();
+    (wire.delay, wire.rate) = (MS.times(50), 20_000_000);
+    let first = p.request(20_000_000, FlowOptions::default());
+    p.open_path(0, false);
+    assert_comes(&mut p, first);
+    let begun = p.now;
+    let second = p.request(1_000_000, FlowOptions::default());
+    assert_comes(&mut p, second);
+    // The request takes 50 ms, and the answer 50 ms to arrive and 50 ms to leave.
+    let took = p.now.since(begun);
+    assert!(took < MS.times(220), "{took:?}: the window was not used");
+}
