@@ -12,6 +12,21 @@ type Version = (u64, u64, u64);
 
 /// Compares the versions; returns a description of the result.
 pub fn check() -> Result<String> {
+    judge(&metadata()?)
+}
+
+/// The version that the workspace states, as rustup names its toolchain.
+pub fn stated_toolchain() -> Result<String> {
+    let metadata = metadata()?;
+    let packages = metadata["packages"].as_array().into_iter().flatten();
+    let own = packages.filter(|package| package["source"].is_null());
+    own.filter_map(|package| parse(package["rust_version"].as_str()?))
+        .min()
+        .map(show)
+        .context("no package of the workspace states a rust-version")
+}
+
+fn metadata() -> Result<Value> {
     let output = cargo([
         "metadata",
         "--all-features",
@@ -27,7 +42,7 @@ pub fn check() -> Result<String> {
             String::from_utf8_lossy(&output.stderr).trim()
         );
     }
-    judge(&serde_json::from_slice(&output.stdout)?)
+    Ok(serde_json::from_slice(&output.stdout)?)
 }
 
 fn judge(metadata: &Value) -> Result<String> {

@@ -1,4 +1,4 @@
-//! Parts that are one run of one tool: advisories, the model, Miri.
+//! Parts that are one run of one tool: advisories, the model, the stated Rust version, Miri.
 
 use std::process::Command;
 use std::time::Duration;
@@ -69,6 +69,33 @@ pub fn model(_: &NightContext, budget: Duration) -> Result<NightPart> {
     ))
 }
 
+/// How long the workspace may take to be compiled by the stated Rust version: some six minutes on two cores.
+const MSRV_BUILD_MAX: Duration = Duration::from_secs(20 * 60);
+
+/// The workspace and its tests, compiled by the Rust version that it states. The check of every change compares what
+/// dependencies state, and so does not see a use of something newer.
+pub fn msrv(_: &NightContext, budget: Duration) -> Result<NightPart> {
+    let version = crate::msrv::stated_toolchain()?;
+    let probe = run_within(
+        &mut toolchain_cargo(&version, &["--version"]),
+        Duration::from_secs(30),
+    )?;
+    if !probe.succeeded {
+        let text = format!(
+            "Rust {version} is not there (rustup toolchain install {version} --profile minimal)"
+        );
+        return Ok(NightPart::skipped(text));
+    }
+    let mut check = toolchain_cargo(
+        &version,
+        &["check", "--workspace", "--all-targets", "--locked"],
+    );
+    check.args(["--target-dir", "target/msrv"]);
+    let ended = run_within(&mut check, budget + MSRV_BUILD_MAX)?;
+    let text = format!("Rust {version} compiles the workspace and its tests");
+    Ok(verdict(&ended, &text))
+}
+
 /// Unit tests of the core under Miri, which finds undefined behaviour.
 pub fn miri(_: &NightContext, budget: Duration) -> Result<NightPart> {
     if !run_within(
@@ -119,11 +146,16 @@ pub fn miri(_: &NightContext, budget: Duration) -> Result<NightPart> {
     Ok(NightPart::held(text, figures))
 }
 
-/// Cargo of the nightly toolchain: by rustup's proxy, not by the cargo that runs this program.
+/// Cargo of the nightly toolchain.
 pub fn nightly_cargo(arguments: &[&str]) -> Command {
+    toolchain_cargo("nightly", arguments)
+}
+
+/// Cargo of a toolchain: by rustup's proxy, not by the cargo that runs this program.
+fn toolchain_cargo(toolchain: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new("cargo");
     command
-        .arg("+nightly")
+        .arg(format!("+{toolchain}"))
         .args(arguments)
         .env_remove("CARGO")
         .env_remove("RUSTUP_TOOLCHAIN")
