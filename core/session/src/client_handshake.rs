@@ -313,8 +313,8 @@ impl ClientHandshake {
         if hybrid.is_some() {
             w.u8(HYBRID_SUITE);
         }
-        w.varint(config.session_window);
-        w.varint(config.flow_window);
+        w.varint(config.window_of_session());
+        w.varint(config.window_of_new_flow());
         w.u8(SPARE_PATHS as u8);
         for cid in &self.cids[1..] {
             w.bytes(&cid.0);

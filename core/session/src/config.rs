@@ -8,9 +8,10 @@ use crate::cid_share::CidShare;
 use crate::congestion::CongestionKind;
 use crate::drwa::DrwaLambda;
 use crate::key_exchange_state::HybridPolicy;
-use crate::memory_pool::MemoryPool;
+use crate::memory_pool::{KEY_SHARE, MemoryPool};
 use crate::mirror_state::Mirroring;
 use crate::path_scheduler::PathSchedulerKind;
+use crate::recv_half::FlowWindows;
 
 /// The most paths of a session at once.
 pub const PATHS_MAX: usize = 8;
@@ -39,6 +40,8 @@ pub const SEEN_RANGES_AWAKE_MAX: usize = 1024;
 /// The most sessions whose early data a server remembers to detect copies. Copies of older ones are
 /// accepted again.
 pub const EARLY_SEEN_MAX: usize = 4096; // a guess: 64 bytes each
+/// The least window of a session in a limited memory, in bytes, unless it is configured smaller.
+const SESSION_WINDOW_MIN: u64 = 16 << 20; // a guess: two flows over a long and fast path
 /// The most half-open handshakes of a client key and instance.
 pub const HALF_OPEN_PER_INSTANCE: usize = 2;
 
@@ -52,6 +55,9 @@ pub struct EndpointConfig {
     /// The most bytes of a flow that may be in flight or unread. A larger window suits longer and
     /// faster paths, and costs this much memory for each busy flow.
     pub flow_window: u64,
+    /// The same for a flow of which nothing was read yet, if it is less: the window grows by as much as is read. A
+    /// smaller one leaves a session room for more flows that nobody reads.
+    pub flow_window_first: u64,
     /// The most bytes of all flows of a session together that may be in flight or unread.
     pub session_window: u64,
     /// The most bytes that a flow holds before writers must wait: written and not yet acknowledged.
@@ -158,13 +164,35 @@ pub struct EndpointConfig {
     pub closing_max: Span,
 }
 
+impl EndpointConfig {
+    /// The most bytes of all flows of a session together that may be in flight or unread. Where memory is limited, no
+    /// more than the share of one key, or [`SESSION_WINDOW_MIN`]: most bytes in flight never wait here.
+    pub(crate) fn window_of_session(&self) -> u64 {
+        let share = self.memory.max().map_or(u64::MAX, |max| max / KEY_SHARE);
+        self.session_window.min(share.max(SESSION_WINDOW_MIN))
+    }
+
+    /// The window of a flow of which nothing was read yet, as it is announced in a handshake.
+    pub(crate) fn window_of_new_flow(&self) -> u64 {
+        self.flow_window_first.min(self.flow_window)
+    }
+
+    pub(crate) fn flow_windows(&self) -> FlowWindows {
+        FlowWindows {
+            first: self.window_of_new_flow(),
+            max: self.flow_window,
+        }
+    }
+}
+
 impl Default for EndpointConfig {
     fn default() -> Self {
         EndpointConfig {
             suites: vec![CipherSuite::Aes128Gcm, CipherSuite::ChaCha20Poly1305],
             hybrid: HybridPolicy::default(),
             flow_window: 8 << 20,
-            session_window: 16 << 20,
+            flow_window_first: 512 << 10, // a guess: 256 flows that nobody reads leave room to others
+            session_window: 128 << 20,    // a guess
             send_buffer: 4 << 20,
             memory: MemoryPool::default(),
             flow_memory: 0,

@@ -70,7 +70,7 @@ impl Session {
     pub(crate) fn begin_unconfirmed(&mut self, session_credit: u64, flow_credit: u64) {
         self.credit = SessionCredit {
             peer_max: session_credit,
-            advertised: self.config.session_window,
+            advertised: self.config.window_of_session(),
             ..SessionCredit::default()
         };
         self.initial_flow_credit = flow_credit;

@@ -209,6 +209,8 @@ impl SessionFlow {
 pub(crate) struct FlowTable {
     /// Each flow has memory of its own: a node of the map has room for eleven, and most sessions have one.
     table: BTreeMap<FlowId, Box<SessionFlow>>,
+    /// The number of flows whose window is larger than that of a new one.
+    grown: u64,
     /// Flows that may have data to send, in the order of their turns.
     ready: VecDeque<FlowId>,
     /// The lowest value of all priorities in `ready`: no flow there is sent before one with this
@@ -341,8 +343,24 @@ impl FlowTable {
         self.table.keys().copied().collect()
     }
 
+    /// The number of flows whose window is larger than that of a new one.
+    pub(crate) fn grown(&self) -> u64 {
+        self.grown
+    }
+
+    /// R-FLOW-13: sets how many bytes of a flow may be in flight or unread.
+    pub(crate) fn set_share(&mut self, id: FlowId, share: u64) {
+        let Some(flow) = self.table.get_mut(&id) else {
+            return;
+        };
+        let had_grown = flow.recv.has_grown();
+        flow.recv.set_share(share);
+        self.grown += u64::from(!had_grown && flow.recv.has_grown());
+    }
+
     pub(crate) fn insert(&mut self, flow: SessionFlow) {
         self.deadline_stale = true;
+        self.grown += u64::from(flow.recv.has_grown());
         let id = flow.id;
         self.table.insert(id, Box::new(flow));
         self.touch(id);
@@ -350,6 +368,7 @@ impl FlowTable {
     pub(crate) fn remove(&mut self, id: FlowId) -> Option<Box<SessionFlow>> {
         self.deadline_stale = true;
         let flow = self.table.remove(&id)?;
+        self.grown -= u64::from(flow.recv.has_grown());
         if flow.queued {
             self.ready.retain(|f| *f != id);
         }

@@ -22,6 +22,8 @@ use crate::trace::TraceRecord;
 /// RESET and STOP code of a flow whose deadline passed; the codes 0xd000 to 0xd0ff are D2TP's own.
 pub(crate) const CODE_DEADLINE: u64 = 0xd001;
 
+/// R-FLOW-13: how many flows without a large window yet must find as large a window as a flow gets.
+const SHARES_LEFT: u64 = 8; // a guess
 /// The smallest growth of session credit that is announced, in bytes.
 const CREDIT_STEP_BYTES: u64 = 16 * 1024; // a guess
 /// The session credit that a peer gets even without room in memory, in bytes.
@@ -46,9 +48,9 @@ impl Session {
     /// A flow without data, whose buffers are charged to the peer.
     pub(crate) fn new_flow(&self, id: FlowId, options: FlowOptions) -> SessionFlow {
         let account = self.config.memory.account(self.peer);
-        let (credit, window) = (self.initial_flow_credit, self.config.flow_window);
+        let (credit, windows) = (self.initial_flow_credit, self.config.flow_windows());
         let send = SendHalf::new(credit, options.durable, account.charge());
-        let recv = RecvHalf::new(window, account.charge());
+        let recv = RecvHalf::new(windows, account.charge());
         let mut flow = SessionFlow::new(id, options, send, recv);
         flow.application = self.charge_application(&account);
         flow
@@ -297,15 +299,21 @@ impl Session {
 
     /// R-FLOW-9: announces session credit as soon as a reader, or the end of a flow, frees it.
     pub(crate) fn offer_credit(&mut self) {
-        let window = self.config.session_window;
-        if self.credit.consumed + window - self.credit.advertised < window / 4 {
+        let window = self.config.window_of_session();
+        // Bytes that nobody reads free nothing, so what others free in their part of the window must be enough.
+        let unread = self.credit.received.saturating_sub(self.credit.consumed);
+        let step = match unread > window / 2 {
+            false => window / 4,
+            true => (window.saturating_sub(unread) / 4).max(1),
+        };
+        if self.credit.consumed + window - self.credit.advertised < step {
             return;
         }
         // If memory allows less than the window, the credit grows in smaller steps.
         let more = self
             .session_credit_max()
             .saturating_sub(self.credit.advertised);
-        if more >= (window / 4).min(CREDIT_STEP_BYTES) {
+        if more >= step.min(CREDIT_STEP_BYTES) {
             self.wants |= say::CREDIT;
         }
     }
@@ -314,14 +322,23 @@ impl Session {
     /// what fits into the memory of the peer's key, but at least [`CREDIT_BYTES_MIN`], so that a
     /// reader makes progress.
     pub(crate) fn session_credit_max(&self) -> u64 {
-        let full = self.credit.consumed + self.config.session_window;
+        let full = self.credit.consumed + self.config.window_of_session();
         if self.config.memory.max().is_none() {
             return full;
         }
         let room = self.config.memory.account(self.peer).room();
-        let least = self.credit.consumed + CREDIT_BYTES_MIN.min(self.config.session_window);
+        let least = self.credit.consumed + CREDIT_BYTES_MIN.min(self.config.window_of_session());
         full.min(self.credit.received.saturating_add(room))
             .max(least)
+    }
+
+    /// R-FLOW-13: the most bytes of a flow that may be in flight or unread, beside those of others. The more of the session's
+    /// window lies unread, and the more flows have a large window, the less another one gets. So flows that were read
+    /// and are not read any more leave room to the others.
+    fn flow_share(&self) -> u64 {
+        let unread = self.credit.received.saturating_sub(self.credit.consumed);
+        let free = self.config.window_of_session().saturating_sub(unread);
+        free / (SHARES_LEFT + self.flows.grown())
     }
 
     /// Informs writers that wait when there is room because memory was freed.
@@ -344,6 +361,8 @@ impl Session {
     fn on_read(&mut self, id: FlowId, n: u64) {
         self.credit.consumed += n;
         self.offer_credit();
+        let share = self.flow_share();
+        self.flows.set_share(id, share);
         let Some(flow) = self.flows.get_mut(id) else {
             return;
         };

@@ -174,7 +174,7 @@ impl Session {
                 h.send_buffered,
                 2 * self.config.send_buffer + chunk_max,
             ),
-            ("bytes unread", h.unread, self.config.session_window),
+            ("bytes unread", h.unread, self.config.window_of_session()),
         ];
         let over = bounds.iter().find(|(_, held, max)| held > max)?;
         Some(format!("{}: {} held, {} allowed", over.0, over.1, over.2))

@@ -81,6 +81,7 @@ impl EndpointConfig {
         self.known_rate = Some(send.max(1));
         self.send_buffer = self.send_buffer.max(sent);
         self.flow_window = self.flow_window.max(received);
+        self.flow_window_first = self.flow_window_first.max(received);
         self.session_window = self.session_window.max(received);
     }
 

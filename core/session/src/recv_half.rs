@@ -71,7 +71,11 @@ pub(crate) struct RecvHalf {
     /// The highest offset received.
     reached: u64,
     credit: u64,
+    windows: FlowWindows,
+    /// The bytes that may be in flight or unread now.
     window: u64,
+    /// Whether the window ever was larger than that of a new flow.
+    has_grown: bool,
     advertised_credit: u64,
     durable: u64,
     pub(crate) reset: Option<u64>,
@@ -80,6 +84,13 @@ pub(crate) struct RecvHalf {
     pub(crate) stopped: Option<u64>,
     end_read: bool,
     duplicate: u64,
+}
+
+/// How many bytes of a flow may be in flight or unread: while nothing was read, and at most.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FlowWindows {
+    pub(crate) first: u64,
+    pub(crate) max: u64,
 }
 
 /// Bytes of a flow that the application has not read.
@@ -107,7 +118,8 @@ pub(crate) struct ReceivedChange {
 }
 
 impl RecvHalf {
-    pub(crate) fn new(window: u64, charge: MemoryCharge) -> Self {
+    pub(crate) fn new(windows: FlowWindows, charge: MemoryCharge) -> Self {
+        let window = windows.first;
         let mut half = RecvHalf {
             blocks: VecDeque::new(),
             held: 0,
@@ -118,7 +130,9 @@ impl RecvHalf {
             final_size: None,
             reached: 0,
             credit: window,
+            windows,
             window,
+            has_grown: false,
             advertised_credit: window,
             durable: 0,
             reset: None,
@@ -133,18 +147,18 @@ impl RecvHalf {
 
     /// The receiving direction of a flow from a record: the application has everything below `offset`.
     pub(crate) fn restored(
-        window: u64,
+        windows: FlowWindows,
         charge: MemoryCharge,
         offset: u64,
         final_size: Option<u64>,
         end_read: bool,
     ) -> Self {
-        let mut half = RecvHalf::new(window, charge);
+        let mut half = RecvHalf::new(windows, charge);
         half.first_block = offset / BLOCK_BYTES;
         half.read_to = offset;
         half.reached = offset;
         half.durable = offset;
-        half.credit = offset + window;
+        half.credit = offset + windows.first;
         half.advertised_credit = 0;
         half.final_size = final_size;
         half.end_read = end_read;
@@ -155,7 +169,7 @@ impl RecvHalf {
     /// missing, and at least [`FLOW_GAPS_MAX`]. The window limits their memory whatever their
     /// number.
     fn gaps_max(&self) -> usize {
-        FLOW_GAPS_MAX.max((self.window / 2048) as usize)
+        FLOW_GAPS_MAX.max((self.windows.max / 2048) as usize)
     }
 
     fn is_block_full_of_gaps(&self, offset: u64) -> bool {
@@ -468,6 +482,23 @@ impl RecvHalf {
         self.credit = self.credit.max(self.read_to + self.window);
     }
 
+    /// R-FLOW-13: sets how many bytes may be in flight or unread beside those of other flows. The window grows by as much as
+    /// is read, so a reader that keeps pace has the whole one after it has read as many bytes.
+    pub(crate) fn set_share(&mut self, share: u64) {
+        let FlowWindows { first, max } = self.windows;
+        self.window = share.clamp(
+            first,
+            max.min(first.saturating_add(self.read_to)).max(first),
+        );
+        self.has_grown |= self.window > first;
+        self.credit = self.credit.max(self.read_to + self.window);
+    }
+
+    /// Whether the window ever was larger than that of a new flow.
+    pub(crate) fn has_grown(&self) -> bool {
+        self.has_grown
+    }
+
     /// Whether the credit has grown enough to be announced.
     pub(crate) fn wants_credit(&self) -> bool {
         self.final_size.is_none()
@@ -597,8 +628,16 @@ mod tests {
 
     const FLOW: FlowId = FlowId(0);
 
+    /// A window that is as large from the start as it gets.
+    fn fixed(window: u64) -> FlowWindows {
+        FlowWindows {
+            first: window,
+            max: window,
+        }
+    }
+
     fn half(window: u64) -> RecvHalf {
-        RecvHalf::new(window, MemoryCharge::default())
+        RecvHalf::new(fixed(window), MemoryCharge::default())
     }
 
     #[test]
@@ -701,7 +740,7 @@ mod tests {
             read in 0usize..100) {
             let pool = MemoryPool::new(1 << 30);
             let charge = pool.account(PublicKey([1; 32])).charge();
-            let mut half = RecvHalf::new(1 << 20, charge);
+            let mut half = RecvHalf::new(fixed(1 << 20), charge);
             for (i, (start, len)) in pieces.into_iter().enumerate() {
                 half.on_data(FLOW, start as u64, &vec![1; len], false).unwrap();
                 if i % 100 == read {
@@ -723,7 +762,7 @@ mod tests {
     fn a_byte_at_the_end_of_each_block_costs_no_block() {
         let pool = MemoryPool::new(1 << 30);
         let charge = pool.account(PublicKey([1; 32])).charge();
-        let mut half = RecvHalf::new(8 << 20, charge);
+        let mut half = RecvHalf::new(fixed(8 << 20), charge);
         for block in 0..512 {
             let at = (block + 1) * BLOCK_BYTES - 1;
             assert!(!half.on_data(FLOW, at, &[7], false).unwrap().unkept);
@@ -737,7 +776,7 @@ mod tests {
     fn bytes_without_room_in_memory_are_not_kept_and_come_again() {
         let pool = MemoryPool::new(200_000);
         let charge = pool.account(PublicKey([1; 32])).charge();
-        let mut half = RecvHalf::new(8 << 20, charge);
+        let mut half = RecvHalf::new(fixed(8 << 20), charge);
         let mut end = 0;
         while !half.on_data(FLOW, end, &[7; 1_000], false).unwrap().unkept {
             end += 1_000;

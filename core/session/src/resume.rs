@@ -132,7 +132,7 @@ impl Session {
                 account.charge(),
             );
             let recv = RecvHalf::restored(
-                self.config.flow_window,
+                self.config.flow_windows(),
                 account.charge(),
                 r.received_to,
                 r.receive_end,

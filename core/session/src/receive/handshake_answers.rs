@@ -185,7 +185,7 @@ impl Session {
         self.epoch = epoch;
         self.credit = crate::session::SessionCredit {
             peer_max: peer.session_credit,
-            advertised: self.config.session_window,
+            advertised: self.config.window_of_session(),
             ..Default::default()
         };
         self.initial_flow_credit = peer.flow_credit;

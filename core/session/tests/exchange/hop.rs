@@ -158,6 +158,7 @@ fn silent_after(hop: FirstHopStatus) -> Span {
     let mut p = Pair::with(EndpointConfig {
         session_window: 64 << 20,
         flow_window: 64 << 20,
+        flow_window_first: 64 << 20,
         ..config()
     });
     let wifi = p.wires.get_mut(&0).unwrap();

@@ -29,4 +29,5 @@ mod slice;
 mod source;
 mod stream_path;
 mod ticket;
+mod unread;
 mod vectors;

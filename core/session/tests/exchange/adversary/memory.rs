@@ -13,6 +13,7 @@ fn limited() -> (Rogue, MemoryPool) {
     let memory = MemoryPool::new(LIMIT);
     let config = EndpointConfig {
         memory: memory.clone(),
+        flow_window_first: 8 << 20,
         ..EndpointConfig::default()
     };
     (Rogue::inside(config), memory)

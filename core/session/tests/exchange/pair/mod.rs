@@ -235,6 +235,7 @@ pub fn config() -> EndpointConfig {
     EndpointConfig {
         session_window: 4 << 20,
         flow_window: 2 << 20,
+        flow_window_first: 2 << 20,
         send_buffer: 1 << 20,
         ..EndpointConfig::default()
     }
