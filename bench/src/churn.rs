@@ -224,6 +224,17 @@ async fn live(options: &ChurnOptions, card: &ChurnServerInfo) -> Result<ChurnRep
     let calling_s = begun.elapsed().as_secs_f64();
     print_stderr(&format!("{} sessions in {calling_s:.1} s", hosts.len()));
     hosts.open_all().await?;
+    // Tens of thousands of requests at one moment take the two cores longer than a short minute.
+    while hosts.without_answer() > 0 {
+        if begun.elapsed() > PATIENCE {
+            bail!("{} hosts have no answer", hosts.without_answer());
+        }
+        hosts.live(Instant::now() + Duration::from_secs(1)).await?;
+    }
+    print_stderr(&format!(
+        "all were answered after {:.1} s",
+        begun.elapsed().as_secs_f64()
+    ));
     // A minute for the newest flows to find their pace.
     pass(&mut hosts, length, card, &[]).await?;
     let mut baseline = Vec::new();

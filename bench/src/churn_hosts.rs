@@ -214,6 +214,11 @@ impl ChurnHosts {
         Ok(())
     }
 
+    /// The number of hosts that read nothing yet.
+    pub fn without_answer(&self) -> usize {
+        self.hosts.iter().filter(|host| host.bytes == 0).count()
+    }
+
     /// Puts the host on the network.
     pub fn come(&mut self, number: u32) {
         let addresses = Addresses {
@@ -365,7 +370,6 @@ impl ChurnHosts {
                 }
                 SessionEvent::Ended { .. }
                 | SessionEvent::Closed(_)
-                | SessionEvent::HybridKeys
                 | SessionEvent::EpochsUsedUp => {
                     self.fault = Some(format!("host {number}: {event:?}"));
                 }

@@ -7,8 +7,9 @@
 //!    └─ cedos prox, node 1 ◀── hosts 1, N + 1, …
 //! ```
 //!
-//! The proxies run in their default configuration with a state directory; they hibernate the sessions
-//! of hosts that have been silent for a minute. They end with this process.
+//! The proxies run with a state directory, and with as much memory for sessions as all hosts need, of which an operator of so
+//! many would have to think, too; all else is as by default. They hibernate the sessions of hosts that have been silent for a
+//! minute. They end with this process.
 
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -28,6 +29,8 @@ use tokio::net::{TcpListener, TcpStream};
 use crate::hostile::find_program;
 use crate::process::tell;
 
+/// What a proxy may hold for sessions: some 50 kB for each of 65,536 active ones, and room to spare.
+const SESSION_MEMORY: &str = "8GiB";
 /// Bytes that the origin writes at once.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
@@ -104,6 +107,7 @@ fn start_node(
     let mut command = Command::new(program);
     command
         .args(["prox", "--allow-any-client", "--allow-private"])
+        .args(["--session-memory", SESSION_MEMORY])
         .args(["--listen", &listen.to_string()])
         .arg("--state-dir")
         .arg(options.dir.join(format!("node-{number}")))
