@@ -148,6 +148,10 @@ impl PairingArgs {
     }
 }
 
+/// What to do about a proxy from which nothing came.
+const NO_ANSWER: &str = ". If it works from another network, this one blocks UDP, and the proxy needs `--stream-listen`; \
+                         `cedos doctor` says more";
+
 impl PairingSession {
     /// What an error means for people; `wrong`: what to do about a code that does not match.
     pub fn failure(&self, error: &PairingError, wrong: &str) -> TransferFailure {
@@ -184,7 +188,10 @@ impl PairingSession {
         let silent = async {
             sleep(SILENT_AFTER).await;
             if !self.answers() {
-                print_stderr(&format!("note: {} does not answer yet", self.proxy));
+                print_stderr(&format!(
+                    "note: {} does not answer yet{NO_ANSWER}",
+                    self.proxy
+                ));
             }
             std::future::pending().await
         };
@@ -210,7 +217,10 @@ impl PairingSession {
     fn too_late(&self, whom: &str) -> TransferFailure {
         let text = match self.answers() {
             true => format!("{whom}; the deadline passed"),
-            false => format!("{} does not answer; the deadline passed", self.proxy),
+            false => format!(
+                "{} does not answer; the deadline passed{NO_ANSWER}",
+                self.proxy
+            ),
         };
         TransferFailure {
             exit: TransferExit::DeadlineMissed,
