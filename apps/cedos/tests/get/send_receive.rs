@@ -236,6 +236,26 @@ async fn a_proxy_that_lets_nobody_in_is_named() {
 }
 
 #[tokio::test]
+async fn a_proxy_from_which_nothing_comes_is_named_with_what_to_do() {
+    let place = tempfile::tempdir().expect("a directory");
+    let home = place.path();
+    // Packets arrive there, and nobody answers, as where a network drops UDP.
+    let silent = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port");
+    let address = silent.local_addr().expect("its port");
+    let proxy = format!("d2tp://{address}/{}", "A".repeat(43));
+    let receive = ["receive", "7-acorn-acorn-acorn", "--within", "6s"];
+    let run = run(home, &[&receive[..], &["--prox", &proxy]].concat()).await;
+    run.ends_with(10, "does not answer; the deadline passed");
+    for words in [
+        "does not answer yet",
+        "this one blocks UDP",
+        "`cedos doctor`",
+    ] {
+        assert!(run.errors.contains(words), "{}", run.errors);
+    }
+}
+
+#[tokio::test]
 async fn two_devices_meet_at_a_proxy_that_answers_whatever_the_order_of_their_lists() {
     let place = tempfile::tempdir().expect("a directory");
     let [here, there] = ["here", "there"].map(|name| place.path().join(name));
