@@ -12,7 +12,7 @@ use std::process::Child;
 use anyhow::{Context, Result, ensure};
 
 use super::context::{call, output};
-use super::debian::{DOWNLOAD_BYTES, DebianTrial, end_by_signal};
+use super::debian::{DOWNLOAD_BYTES, DebianTrial};
 use super::patience::wait_for;
 use super::trial_network::{NetworkEnd, SERVER};
 
@@ -107,7 +107,7 @@ impl DebianTrial<'_> {
             let mut command = self.shell_at(
                 NetworkEnd::Device,
                 &format!(
-                    "exec cedos run --rung preload -- sh -c '{program}' > /root/tunnelled/{name}"
+                    "exec cedos run --rung preload -- sh -c 'exec {program}' > /root/tunnelled/{name}"
                 ),
             );
             programs.0.push((kind, command.spawn()?));
@@ -192,7 +192,9 @@ impl DebianTrial<'_> {
 impl Drop for TunnelledPrograms {
     fn drop(&mut self) {
         for (_, program) in &mut self.0 {
-            let _ = end_by_signal(program);
+            // By a signal that cannot wait: what it started ends with its connection.
+            let _ = program.kill();
+            let _ = program.wait();
         }
     }
 }
