@@ -42,7 +42,7 @@ const KINDS: [TunnelledKind; 3] = [
         bytes: DOWNLOAD_BYTES,
         expected: "/srv/www/large",
     },
-    // Both ends have said that they send no more, and what the device has not taken yet is in the kernel.
+    // Both ends have said that they send no more before the restart, and the device has taken a part.
     TunnelledKind {
         name: "answer",
         port: 82,
@@ -63,9 +63,9 @@ const KINDS: [TunnelledKind; 3] = [
     },
 ];
 
-/// What a server has said to a program before the restart: with three of them at the rate of the link, some seconds.
+/// What arrives of each connection before the service is restarted, and between two restarts.
 const BEFORE_RESTART_BYTES: u64 = 500_000;
-/// The answer: more than that, and less than the kernel keeps of a connection that is not read.
+/// The answer: more than arrives before the last restart, and less than the proxy and its kernel take at once.
 const ANSWER_BYTES: u64 = 4_000_000; // tcp_rmem: 6 MiB
 
 /// Programs with connections through D2Prox. They are ended when this is dropped.
@@ -75,6 +75,11 @@ impl DebianTrial<'_> {
     /// The service is restarted twice while programs have connections through it. Each connection goes on.
     pub fn tunnels_kept(&mut self) -> Result<()> {
         let mut programs = self.start_tunnelled()?;
+        wait_for("the end of the answer's server", || {
+            let ask = "systemctl show --property=NAccepted,NConnections answer-server.socket";
+            let said = output(&mut self.system_shell(ask)?)?;
+            Ok(said.contains("NAccepted=1\n") && said.contains("NConnections=0\n"))
+        })?;
         for _ in 0..2 {
             self.wait_for_progress(&mut programs)?;
             let before = self.service()?;
