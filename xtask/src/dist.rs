@@ -31,6 +31,7 @@ mod trial_languages;
 mod trial_network;
 mod trial_packages;
 mod trial_static;
+mod trial_tunnels;
 
 use anyhow::Result;
 use clap::ValueEnum;

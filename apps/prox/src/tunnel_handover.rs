@@ -135,6 +135,8 @@ impl PassedTunnels {
     }
 
     /// What to send to systemd, beside these descriptors, so that it keeps the tunnels while no process serves (sd_notify(3)).
+    /// It must not look at them (`FDPOLL=0`): it would close a connection that both ends have shut, with what is still unread
+    /// in it.
     pub fn messages_to_keep(&self) -> Vec<(String, Vec<BorrowedFd<'_>>)> {
         let parts = self.connections.chunks(DESCRIPTORS_AT_ONCE);
         let description = std::slice::from_ref(&self.description);
@@ -142,7 +144,7 @@ impl PassedTunnels {
             .chain(parts.map(|part| (CONNECTION_NAME, part)))
             .map(|(name, descriptors)| {
                 let descriptors = descriptors.iter().map(OwnedFd::as_fd).collect();
-                (format!("FDSTORE=1\nFDNAME={name}"), descriptors)
+                (format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}"), descriptors)
             })
             .collect()
     }

@@ -229,8 +229,8 @@ pub enum SessionEvent {
     },
     /// The peer changed a flow's deadline.
     DeadlineChanged(FlowId),
-    /// The peer ended the session after it had sent all of this flow: the unread bytes, after which
-    /// the flow ends (R-CLOSE-1). It precedes the flow's [`SessionEvent::Ended`].
+    /// The peer ended the session, or refused to resume the flow, after it had sent all of it: the unread bytes, after which
+    /// the flow ends (R-CLOSE-1, R-RESUME-2). It precedes the flow's [`SessionEvent::Ended`].
     Remains {
         /// The flow that the event is about.
         flow: FlowId,

@@ -519,9 +519,9 @@ impl Session {
         self.forget_flow(id);
     }
 
-    // R-CLOSE-1
+    // R-CLOSE-1, R-RESUME-2
     /// Delivers the complete rest of a flow, its end included, because the peer closed the session
-    /// after sending it. If the peer also received everything, the flow is complete even though its end
+    /// after sending it, or no longer knows the flow. If the peer also received everything, the flow is complete even though its end
     /// is still unread here.
     pub(crate) fn deliver_remaining(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get_mut(id) else {

@@ -497,6 +497,7 @@ impl Session {
                         // R-QUOTA-2: the server did not count bytes that it refused.
                         self.credit.sent = self.credit.sent.saturating_sub(sent);
                     }
+                    self.deliver_remaining(flow);
                     self.end_flow(flow, FlowEnd::Refused(reason));
                 }
             }

@@ -26,7 +26,7 @@ pub const USER_NAME: &str = "tester";
 pub const USER: u32 = 1000;
 
 /// The download during which packages are upgraded.
-const DOWNLOAD_BYTES: usize = 20_000_000;
+pub const DOWNLOAD_BYTES: u64 = 20_000_000;
 
 /// A fresh Debian, a network, and the processes on it.
 pub struct DebianTrial<'a> {

@@ -28,7 +28,7 @@ pub fn run<'a>(context: &'a DistContext, suite: &str, archs: &[StaticArch], step
     });
     let Some(mut trial) = trial else { return };
     // What is installed once is used by the steps after it.
-    let installed: [(&str, TrialStep<'a>); 8] = [
+    let installed: [(&str, TrialStep<'a>); 9] = [
         ("install", DebianTrial::install),
         ("units", DebianTrial::units),
         (
@@ -38,7 +38,14 @@ pub fn run<'a>(context: &'a DistContext, suite: &str, archs: &[StaticArch], step
         ("sockets that systemd holds", DebianTrial::sockets_held),
         ("the agent of a user", DebianTrial::agent),
         ("libd2tp for C", DebianTrial::c_library),
-        ("upgrade during a download", DebianTrial::upgrade),
+        (
+            "programs' connections through restarts",
+            DebianTrial::tunnels_kept,
+        ),
+        (
+            "upgrade during a download and programs' connections",
+            DebianTrial::upgrade,
+        ),
         ("purge leaves nothing", DebianTrial::purge),
     ];
     let mut works = true;

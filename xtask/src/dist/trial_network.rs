@@ -2,7 +2,7 @@
 //! slow link.
 //!
 //! ```text
-//!  device 198.51.100.2 ──── 4 Mbit/s ◀── server 198.51.100.1: origin on TCP 80, D2Prox on UDP 4433
+//!  device 198.51.100.2 ◀── 4 Mbit/s, 2 ──▶ server 198.51.100.1: origin on TCP 80, D2Prox on UDP 4433
 //! ```
 
 use std::process::{Command, Stdio};
@@ -20,6 +20,9 @@ pub const NETWORK: &str = "198.51.100.0/24";
 
 /// The rate to the device: 20 MB take 40 s, longer than an upgrade.
 const RATE: &str = "4mbit";
+
+/// The rate from the device: an upload lasts as long as a download beside others.
+const RATE_BACK: &str = "2mbit";
 
 /// The two namespaces, which are removed when this is dropped.
 pub struct TrialNetwork {
@@ -90,9 +93,11 @@ impl TrialNetwork {
             "via",
             SERVER,
         ])?;
-        let mut shape = network.enter(NetworkEnd::Server);
-        shape.args(["tc", "qdisc", "add", "dev", "eth0", "root", "tbf"]);
-        call(shape.args(["rate", RATE, "burst", "32kbit", "latency", "200ms"]))?;
+        for (end, rate) in [(NetworkEnd::Server, RATE), (NetworkEnd::Device, RATE_BACK)] {
+            let mut shape = network.enter(end);
+            shape.args(["tc", "qdisc", "add", "dev", "eth0", "root", "tbf"]);
+            call(shape.args(["rate", rate, "burst", "32kbit", "latency", "200ms"]))?;
+        }
         Ok(network)
     }
 

@@ -8,7 +8,7 @@ use std::process::{Child, Command};
 use anyhow::{Context, Result, ensure};
 
 use super::context::{call, copy, output};
-use super::debian::{DebianTrial, USER, USER_NAME};
+use super::debian::{DOWNLOAD_BYTES, DebianTrial, USER, USER_NAME};
 use super::debs;
 use super::patience::wait_for;
 use super::trial_network::{NETWORK, NetworkEnd, SERVER};
@@ -59,7 +59,7 @@ impl DebianTrial<'_> {
     }
 
     /// Waits for the service; returns the number of its process.
-    fn service(&self) -> Result<u32> {
+    pub fn service(&self) -> Result<u32> {
         let ask = "systemctl show --property=ActiveState,SubState,MainPID,NRestarts cedos-prox";
         let mut process = None;
         let there = wait_for("the service", || {
@@ -236,8 +236,8 @@ impl DebianTrial<'_> {
         ))
     }
 
-    /// Installs packages of the next revision while a download runs, and restarts the service, as
-    /// systemd does then.
+    /// Installs packages of the next revision while a download and programs' connections run. Their scripts restart the
+    /// service.
     pub fn upgrade(&mut self) -> Result<()> {
         let next = format!("{}.1", self.context.deb_version);
         for deb in debs::made(self.context)? {
@@ -245,8 +245,12 @@ impl DebianTrial<'_> {
             let to = self.root.join("packages").join(format!("{name}-next.deb"));
             debs::repack(self.context, &deb, &next, &to)?;
         }
+        let mut programs = self.start_tunnelled()?;
         let mut get = self.get("large").spawn()?;
-        let held = self.upgrade_beside(&mut get, &next);
+        let held = self
+            .wait_for_progress(&mut programs)
+            .and_then(|()| self.upgrade_beside(&mut get, &next))
+            .and_then(|()| self.end_tunnelled(programs));
         if held.is_err() {
             let _ = get.kill();
             let _ = get.wait();
@@ -286,6 +290,7 @@ impl DebianTrial<'_> {
             get.try_wait()?.is_none(),
             "the download ended before the upgrade did"
         );
+        self.ensure_under_way(DOWNLOAD_BYTES)?;
         let status = get.wait()?;
         ensure!(
             status.success(),

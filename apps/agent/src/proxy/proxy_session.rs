@@ -618,6 +618,7 @@ impl ProxySession {
             };
             let was_settled = settled;
             answered = false;
+            let line_due = notices.due();
             settled = tokio::select! {
                 () = look_again, if costs => true,
                 changed = links.changed() => match changed {
@@ -626,6 +627,7 @@ impl ProxySession {
                 },
                 () = self.stirred.notified() => false,
                 () = changed(&mut candidates_change) => false,
+                () = sleep_until(line_due.unwrap_or_else(Instant::now)), if line_due.is_some() => was_settled,
                 () = answers => {
                     answered = true;
                     was_settled

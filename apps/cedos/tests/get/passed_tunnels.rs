@@ -2,7 +2,7 @@
 
 use std::io::IoSliceMut;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::Stdio;
@@ -18,6 +18,7 @@ use d2tp_driver::{
 };
 use nix::cmsg_space;
 use nix::fcntl::{FcntlArg, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -171,6 +172,20 @@ impl BusyTunnels {
             assert_eq!(late, b"late");
         };
         busy.push(("a server that has said all", tokio::spawn(task)));
+        let (mut flow, mut server) = tunnel(device).await;
+        let task = async move {
+            flow.write_all(b"request").await.unwrap();
+            flow.shutdown().await.unwrap();
+            let mut request = Vec::new();
+            within(server.read_to_end(&mut request)).await.unwrap();
+            let short = &object(BYTES, 5)[..BYTES / 12];
+            server.write_all(short).await.unwrap();
+            server.shutdown().await.unwrap();
+            // sleep: the reader begins when the other process is there
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            assert!(read_slowly(&mut flow).await == short);
+        };
+        busy.push(("both ends have said all", tokio::spawn(task)));
         // sleep: the tunnels are to be in the middle
         tokio::time::sleep(Duration::from_millis(300)).await;
         BusyTunnels { idle, busy }
@@ -233,7 +248,8 @@ async fn tunnels_go_on_at_the_old_process_if_the_new_one_fails() {
     assert!(old.child.try_wait().unwrap().is_none(), "the same process");
 }
 
-/// What a service manager was told, and the descriptors beside it.
+/// What a service manager was told, and the descriptors beside it. Like systemd, it closes those whose connection both ends
+/// have shut, unless it is told not to look (`FDPOLL=0`, sd_notify(3)).
 fn kept_by(manager: &UnixDatagram) -> Vec<(String, Vec<OwnedFd>)> {
     let mut all = Vec::new();
     manager.set_nonblocking(true).unwrap();
@@ -256,11 +272,17 @@ fn kept_by(manager: &UnixDatagram) -> Vec<(String, Vec<OwnedFd>)> {
             }
         }
         let length = got.bytes;
-        all.push((
-            String::from_utf8_lossy(&text[..length]).into_owned(),
-            descriptors,
-        ));
+        let text = String::from_utf8_lossy(&text[..length]).into_owned();
+        if !text.contains("FDPOLL=0") {
+            descriptors.retain(|descriptor| !is_hung_up(descriptor));
+        }
+        all.push((text, descriptors));
     }
+}
+
+fn is_hung_up(descriptor: &OwnedFd) -> bool {
+    let mut polled = [PollFd::new(descriptor.as_fd(), PollFlags::empty())];
+    poll(&mut polled, PollTimeout::ZERO).unwrap() > 0
 }
 
 /// A proxy as a service of the manager at this socket, which passes it these descriptors.
@@ -321,12 +343,16 @@ async fn tunnels_go_on_at_the_service_that_systemd_starts_again() {
     assert!(status.expect("the old process ends").unwrap().success());
     let mut passed = Vec::new();
     for (text, descriptors) in kept_by(&manager) {
-        let name = text.strip_prefix("FDSTORE=1\nFDNAME=").expect(&text);
+        let (first, name) = text.split_once("\nFDNAME=").expect(&text);
+        assert!(
+            first.starts_with("FDSTORE=1\n") || first == "FDSTORE=1",
+            "{text}"
+        );
         passed.extend(descriptors.into_iter().map(|it| (name.to_owned(), it)));
     }
     assert_eq!(
         passed.len(),
-        1 + 5,
+        1 + 6,
         "a description, and a connection for each tunnel"
     );
     // systemd says nothing of their order.

@@ -215,3 +215,49 @@ fn nothing_is_taken_of_a_flow_that_is_over_or_whose_bytes_are_its_applications_t
         .with(id, |s| s.take_remainder(durable.unwrap()));
     assert_eq!(taken.unwrap(), None);
 }
+
+#[test]
+fn an_answer_that_arrived_whole_is_read_although_its_server_does_not_know_the_flow_any_more() {
+    // R-RESUME-2
+    let mut p = Pair::new();
+    let options = FlowOptions {
+        hibernates: true,
+        ..FlowOptions::default()
+    };
+    let open = |s: &mut Session| {
+        let flow = s.open(options).unwrap();
+        s.write(flow, Bytes::from_static(b"request")).unwrap();
+        s.finish(flow).unwrap();
+        flow
+    };
+    let flow = p.device.with(p.session, open).unwrap();
+    p.open_path(0, false);
+    p.run_for(MS.times(200));
+    let server = p.server_session().unwrap();
+    let answer = &expected()[..10_000];
+    let served = p.server.with(server, |s| {
+        while let Ok(ReadOutcome::Chunk(_)) = s.read(flow, 100) {}
+        s.write(flow, Bytes::copy_from_slice(answer)).unwrap();
+        s.finish(flow).unwrap();
+    });
+    served.unwrap();
+    p.run_for(MS.times(500));
+    let of_server = p.server.session(server).unwrap().flow_ids();
+    assert_eq!(of_server, [], "it is done with the flow");
+    p.server.hibernate(p.now, server).unwrap();
+    p.device_events.clear();
+    p.device.with(p.session, open).unwrap();
+    p.run_for(Span::from_secs(3));
+    let (mut got, mut ends) = (Vec::new(), Vec::new());
+    for (_, _, event) in &p.device_events {
+        match event {
+            SessionEvent::Remains {
+                flow: of, pieces, ..
+            } if *of == flow => got.extend(pieces.concat()),
+            SessionEvent::Ended { flow: of, end } if *of == flow => ends.push(*end),
+            _ => {}
+        }
+    }
+    assert!(got == answer, "{} bytes: {ends:?}", got.len());
+    assert_eq!(ends, [FlowEnd::Complete]);
+}

@@ -24,12 +24,20 @@ pub(super) struct CarrierNotices {
     /// The last reported carrier; none before the proxy has answered.
     reported: Option<Carrier>,
     reported_at: Option<Instant>,
+    /// When a change is to be reported that came too soon after the last line.
+    due: Option<Instant>,
     metered_bytes: u64,
 }
 
 impl CarrierNotices {
+    /// When to observe again although nothing changes until then.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
     /// A line if the carrier has changed since the last one.
     pub(super) fn observe(&mut self, statuses: &[LinkStatus], now: Instant) -> Option<String> {
+        self.due = None;
         let used = || statuses.iter().filter(|link| link.usage != LinkUse::Off);
         let is_free = |link: &&LinkStatus| link.class == CostClass::Free;
         let paid: u64 = used()
@@ -46,8 +54,12 @@ impl CarrierNotices {
             (None, Some(_)) => return None,
             (None, None) => Carrier::None,
         };
-        let lately = |at: Instant| now < at + LINE_EVERY;
-        if self.reported == Some(carrier) || self.reported_at.is_some_and(lately) {
+        if self.reported == Some(carrier) {
+            return None;
+        }
+        let next_line = self.reported_at.map(|at| at + LINE_EVERY);
+        self.due = next_line.filter(|at| now < *at);
+        if self.due.is_some() {
             return None;
         }
         let before = self.reported;
@@ -138,5 +150,12 @@ mod tests {
         assert_eq!(notices.observe(&[wifi(silent)], at(21)), None);
         let said = notices.observe(&[wifi(silent)], at(30)).unwrap();
         assert!(said.starts_with("No network reaches the proxy"), "{said}");
+        // One that comes back at once is reported when a line may follow, though nothing changes then.
+        assert_eq!(notices.due(), None);
+        assert_eq!(notices.observe(&[wifi(up)], at(31)), None);
+        assert_eq!(notices.due(), Some(at(35)));
+        let said = notices.observe(&[wifi(up)], at(35)).unwrap();
+        assert!(said.starts_with("Using wlan0 (free)"), "{said}");
+        assert_eq!(notices.due(), None);
     }
 }
