@@ -696,7 +696,7 @@ impl FarEnds {
         loop {
             self.set_wifi_rate(&format!("{kilobits}kbit"));
             kilobits = (kilobits * 98 / 100).max(100);
-            // The link's course, and not a wait.
+            // sleep: the course of the link
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
     }
