@@ -25,6 +25,7 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
+use tokio::sync::watch;
 
 use crate::podcast_apps_scene::{AppAccess, Listener, installed};
 
@@ -341,16 +342,30 @@ async fn gpodder_makes_no_file_of_two_copies() {
     // It does not say of which copy it has the beginning.
     let asked_before = Arc::new(AtomicUsize::new(0));
     let count = asked_before.clone();
-    let origin = ScriptedOrigin::start(move |asked| {
-        let origin = format!("http://{}", asked.header("host").unwrap_or_default());
-        if asked.path == "/feed" {
-            return OriginReply(answer(&feed(&origin, 2)), ReplyEnd::Close);
-        }
-        let seed = count.fetch_add(1, Ordering::Relaxed) as u32;
-        let whole = answer(&object(EPISODE_BYTES, seed));
-        match seed {
-            0 => OriginReply(cut(whole, EPISODE_BYTES / 2), ReplyEnd::Reset),
-            _ => OriginReply(whole, ReplyEnd::Close),
+    let (breaking, breaks) = watch::channel(false);
+    let origin = ScriptedOrigin::play(move |asked, mut stream| {
+        let (count, mut breaks) = (count.clone(), breaks.clone());
+        async move {
+            let origin = format!("http://{}", asked.header("host").unwrap_or_default());
+            let seed = match &*asked.path {
+                "/feed" => None,
+                _ => Some(count.fetch_add(1, Ordering::Relaxed) as u32),
+            };
+            let body = match seed {
+                None => feed(&origin, 2),
+                Some(seed) => object(EPISODE_BYTES, seed),
+            };
+            let whole = answer(&body);
+            let (sent, is_broken) = match seed {
+                Some(0) => (cut(whole, EPISODE_BYTES / 2), true),
+                _ => (whole, false),
+            };
+            // The agent may have closed the connection.
+            let _ = stream.write_all(&sent).await;
+            let _ = stream.flush().await;
+            if is_broken {
+                let _ = breaks.wait_for(|breaks| *breaks).await;
+            }
         }
     })
     .await;
@@ -363,12 +378,18 @@ async fn gpodder_makes_no_file_of_two_copies() {
         .await
         .ends_with(0, "");
     gpodder.import(&list).await;
-    let feed = &home
+    let feed = home
         .apps()
         .await
         .subscriptions
         .replace("subscriptions.opml", "feeds/1");
-    let said = gpodder.run(&["download", feed, "1"]).await;
+    let downloading = tokio::spawn({
+        let (gpodder, feed) = (gpodder.clone(), feed.clone());
+        async move { gpodder.run(&["download", &feed, "1"]).await }
+    });
+    until("gPodder has a part", || gpodder.partial_bytes() > 500_000).await;
+    breaking.send_replace(true);
+    let said = downloading.await.expect("it ended");
     assert_eq!(asked_before.load(Ordering::Relaxed), 2, "{said}");
     let episodes = gpodder.episodes();
     assert_eq!(episodes.len(), 1, "{said}");
