@@ -101,7 +101,7 @@ enum Knowledge {
     EachDayAnew,
     /// How long links carried and were away, and their rates.
     Lengths,
-    /// The same, and more.
+    /// How long links carried and were away, their rates, and forecasts.
     More(LearntForecast),
 }
 
