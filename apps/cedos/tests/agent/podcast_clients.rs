@@ -32,23 +32,41 @@ use crate::podcast_apps_scene::{AppAccess, Listener, installed};
 /// Bytes of an episode: 2.4 s at 20 Mb/s.
 const EPISODE_BYTES: usize = 6_000_000;
 
-/// An origin with a podcast of two episodes, once they are published, each answer with other bytes.
-async fn advertising_origin(host: &str, is_published: Arc<AtomicBool>) -> ScriptedOrigin {
-    ScriptedOrigin::start_at(host, move |asked| {
-        let origin = format!("http://{}", asked.header("host").unwrap_or_default());
-        let body = match &*asked.path {
-            "/feed" if is_published.load(Ordering::Relaxed) => feed(&origin, 2),
-            "/feed" => feed(&origin, 0),
-            _ => object(EPISODE_BYTES, asked.count as u32),
-        };
-        OriginReply(answer(&body), ReplyEnd::Close)
+/// An origin with a podcast of two episodes, once they are published, each answer with other bytes. Of each only the
+/// first half comes before the origin is open.
+async fn advertising_origin(
+    host: &str,
+    is_published: Arc<AtomicBool>,
+    open: watch::Receiver<bool>,
+) -> ScriptedOrigin {
+    let listener = TcpListener::bind((host, 0)).await.expect("a port");
+    ScriptedOrigin::play_at(listener, None, move |asked, mut stream| {
+        let (is_published, mut open) = (is_published.clone(), open.clone());
+        async move {
+            let origin = format!("http://{}", asked.header("host").unwrap_or_default());
+            let (body, at_once) = match (&*asked.path, is_published.load(Ordering::Relaxed)) {
+                ("/feed", true) => (feed(&origin, 2), usize::MAX),
+                ("/feed", false) => (feed(&origin, 0), usize::MAX),
+                _ => (object(EPISODE_BYTES, asked.count as u32), EPISODE_BYTES / 2),
+            };
+            let whole = answer(&body);
+            let begun = cut(whole.clone(), at_once.min(body.len()));
+            // The proxy may have closed the connection.
+            let _ = stream.write_all(&begun).await;
+            let _ = stream.flush().await;
+            let _ = open
+                .wait_for(|open| *open || begun.len() == whole.len())
+                .await;
+            let _ = stream.write_all(&whole[begun.len()..]).await;
+            let _ = stream.shutdown().await;
+        }
     })
-    .await
 }
 
-/// An origin on this machine whose episodes are published.
+/// An origin on this machine whose episodes are published, and come whole.
 async fn local_origin() -> ScriptedOrigin {
-    advertising_origin("127.0.0.1", Arc::new(AtomicBool::new(true))).await
+    let (_, open) = watch::channel(true);
+    advertising_origin("127.0.0.1", Arc::new(AtomicBool::new(true)), open).await
 }
 
 fn feed(origin: &str, episodes: usize) -> Vec<u8> {
@@ -185,6 +203,8 @@ struct BreakingRelay {
     is_up: Arc<AtomicBool>,
     /// Connections that are still to be broken after a part of their bytes.
     breaks: Arc<AtomicUsize>,
+    /// Whether the network is gone once a connection was broken.
+    is_gone_then: Arc<AtomicBool>,
 }
 
 /// Bytes towards the client after which a connection breaks.
@@ -197,15 +217,22 @@ impl BreakingRelay {
             address: listener.local_addr().expect("its address").to_string(),
             is_up: Arc::new(AtomicBool::new(true)),
             breaks: Arc::default(),
+            is_gone_then: Arc::default(),
         };
         let (is_up, breaks) = (relay.is_up.clone(), relay.breaks.clone());
+        let is_gone_then = relay.is_gone_then.clone();
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 if is_up.load(Ordering::Relaxed) {
                     let (server, breaks) = (server.clone(), breaks.clone());
+                    let (is_up, is_gone_then) = (is_up.clone(), is_gone_then.clone());
+                    let on_break = move || {
+                        let is_gone = is_gone_then.load(Ordering::Relaxed);
+                        is_up.store(!is_gone, Ordering::Relaxed);
+                    };
                     tokio::spawn(async move {
                         // Both ends may go at any time.
-                        let _ = relayed(client, &server, &breaks).await;
+                        let _ = relayed(client, &server, &breaks, on_break).await;
                     });
                 }
             }
@@ -215,7 +242,12 @@ impl BreakingRelay {
 }
 
 /// Carries a connection, or breaks it after a third of an episode if one is still to be broken.
-async fn relayed(client: TcpStream, server: &str, breaks: &AtomicUsize) -> std::io::Result<()> {
+async fn relayed(
+    client: TcpStream,
+    server: &str,
+    breaks: &AtomicUsize,
+    on_break: impl Fn(),
+) -> std::io::Result<()> {
     let server = TcpStream::connect(server).await?;
     let (mut from_client, mut to_client) = client.into_split();
     let (mut from_server, mut to_server) = server.into_split();
@@ -233,6 +265,7 @@ async fn relayed(client: TcpStream, server: &str, breaks: &AtomicUsize) -> std::
             let one_less = |left: usize| left.checked_sub(1);
             let order = Ordering::Relaxed;
             if is_due && breaks.fetch_update(order, order, one_less).is_ok() {
+                on_break();
                 return Ok(());
             }
         }
@@ -253,8 +286,9 @@ fn gpodder_has_episodes_by_the_rule_each_as_one_copy_through_lost_networks_and_a
         let place = home.path().to_owned();
         let published = Arc::new(AtomicBool::new(false));
         let is_published = published.clone();
+        let (opening, open) = watch::channel(false);
         let (origin, prox) = origin_namespace(|| async move {
-            let origin = advertising_origin("192.0.2.1", is_published).await;
+            let origin = advertising_origin("192.0.2.1", is_published, open).await;
             let prox = ProxyProcess::start(&place, "192.0.2.1:0", &[]).await;
             (origin, prox)
         });
@@ -323,6 +357,7 @@ fn gpodder_has_episodes_by_the_rule_each_as_one_copy_through_lost_networks_and_a
         let kept = gpodder.partial_bytes();
         assert!(kept > 0 && gpodder.episodes().len() < 2, "{said}");
         wifi_on("198.51.100.7");
+        opening.send_replace(true);
         until_async("both came", async || {
             let episodes = home.episodes("1").await;
             let ready = episodes.iter().filter(|e| e["state"] == "ready");
@@ -499,16 +534,9 @@ async fn gpodder_resumes_a_link_of_a_proxy_by_itself_and_after_a_restart_of_the_
     assert_copies(&gpodder.episodes(), &only_copies(&origin));
     // With the other one it gives up, since the network is gone for longer.
     linked.relay.breaks.store(1, Ordering::Relaxed);
-    let downloading = tokio::spawn({
-        let (gpodder, feed) = (gpodder.clone(), feed.to_owned());
-        async move { gpodder.run(&["download", &feed, "2"]).await }
-    });
-    until("the connection broke", || {
-        linked.relay.breaks.load(Ordering::Relaxed) == 0
-    })
-    .await;
-    linked.relay.is_up.store(false, Ordering::Relaxed);
-    downloading.await.expect("it ended");
+    linked.relay.is_gone_then.store(true, Ordering::Relaxed);
+    gpodder.run(&["download", feed, "2"]).await;
+    assert!(!linked.relay.is_up.load(Ordering::Relaxed));
     assert_eq!(gpodder.episodes().len(), 1);
     let kept = gpodder.partial_bytes();
     assert!(kept > 0, "it has no part");
