@@ -160,4 +160,29 @@ impl Library {
         });
         Ok(found.optional()?)
     }
+
+    /// Notes which version of an episode an app is given now. Returns the one that apps were given last; none if
+    /// they were given none.
+    ///
+    /// # Errors
+    /// The database fails.
+    pub fn note_app_copy(
+        &self,
+        episode: EpisodeId,
+        edition: &str,
+    ) -> Result<Option<String>, LibraryError> {
+        let connection = self.lock();
+        let sql = "SELECT edition FROM app_copies WHERE episode = ?1";
+        let known: Option<String> = connection
+            .query_row(sql, [episode.0], |row| row.get(0))
+            .optional()?;
+        if known.as_deref() != Some(edition) {
+            connection.execute(
+                "INSERT OR REPLACE INTO app_copies (episode, edition)
+                 SELECT id, ?2 FROM episodes WHERE id = ?1",
+                params![episode.0, edition],
+            )?;
+        }
+        Ok(known)
+    }
 }

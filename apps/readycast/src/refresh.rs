@@ -520,7 +520,7 @@ fn retry_changed(
 }
 
 /// Gives an episode the feed's date if it had another: the clock was wrong, or the feed was. A date in the future
-/// would keep an episode at the top for years.
+/// would keep an episode at the top for years: until it has come, the episode has the time at which it was first seen.
 fn update_published(
     transaction: &Transaction<'_>,
     id: i64,
@@ -529,8 +529,8 @@ fn update_published(
 ) -> rusqlite::Result<()> {
     transaction
         .prepare_cached(
-            "UPDATE episodes SET published = min(ifnull(?2, published), ?3)
-             WHERE id = ?1 AND published <> min(ifnull(?2, published), ?3)",
+            "UPDATE episodes SET published = iif(?2 <= ?3, ?2, min(published, ?3))
+             WHERE id = ?1 AND published <> iif(?2 <= ?3, ?2, min(published, ?3))",
         )?
         .execute(params![id, episode.published.map(seconds), seconds(now)])?;
     Ok(())

@@ -297,6 +297,62 @@ fn a_clock_that_jumps_a_year_ahead_and_back_delays_nothing() {
 }
 
 #[test]
+fn an_episode_with_a_date_in_the_future_is_not_the_newest_for_longer_than_it_is() {
+    let shelf = LibraryFixture::new();
+    shelf.rule("daily 07:30", 1);
+    let item = |title: &str, date: &str| {
+        format!(
+            "<item><title>{title}</title><guid>{title}</guid><pubDate>{date}</pubDate>\
+             <enclosure url=\"https://cdn.example/{title}.mp3\" type=\"audio/mpeg\"/></item>"
+        )
+    };
+    let feed = |items: &str| {
+        fetched(&format!(
+            "<rss version=\"2.0\"><channel><title>Morning</title>{items}</channel></rss>"
+        ))
+    };
+    let published = |title: &str| {
+        let episode = shelf.library.episode(shelf.id(title)).expect("a query");
+        episode.expect("it").summary.published
+    };
+    let hour = Duration::from_secs(3_600);
+    let (mistyped, early) = (
+        item("mistyped", "Thu, 01 Jun 2062 03:00:00 GMT"),
+        item("early", "Sat, 01 Jun 2030 00:30:00 GMT"),
+    );
+    // Three hours ago, when the second one was not due for half an hour.
+    let first = now() - 3 * hour;
+    shelf.apply_at(feed(&(mistyped.clone() + &early)), first);
+    assert_eq!((published("mistyped"), published("early")), (first, first));
+    let new = item("new", "Sat, 01 Jun 2030 02:00:00 GMT");
+    for at in [now() - hour / 2, now()] {
+        shelf.apply_at(feed(&(mistyped.clone() + &early + &new)), at);
+        assert_eq!(published("mistyped"), first);
+        assert_eq!(published("early").to_string(), "2030-06-01T00:30:00Z");
+        assert_eq!(shelf.start_titles(), ["new"]);
+    }
+}
+
+#[test]
+fn the_copy_that_apps_were_given_last_is_known_until_the_episode_goes() {
+    let shelf = LibraryFixture::new();
+    shelf.apply(feed_of(&[("one", 1, "https://cdn.example/1.mp3")]));
+    let one = shelf.id("one");
+    let noted = |edition: &str| shelf.library.note_app_copy(one, edition).expect("stored");
+    assert_eq!(noted("a"), None);
+    assert_eq!(noted("a").as_deref(), Some("a"));
+    assert_eq!(noted("b").as_deref(), Some("a"));
+    assert_eq!(noted("b").as_deref(), Some("b"));
+    shelf.library.unsubscribe(shelf.channel).expect("it ends");
+    assert_eq!(noted("c"), None);
+    assert_eq!(
+        noted("c"),
+        None,
+        "nothing is noted of an episode that is gone"
+    );
+}
+
+#[test]
 fn moves_under_a_wrong_clock_do_not_count_later() {
     let shelf = LibraryFixture::new();
     let year = Duration::from_secs(365 * 24 * 3_600);

@@ -11,6 +11,7 @@ mod page;
 mod podcast_addresses;
 mod podcast_apps;
 mod podcast_apps_scene;
+mod podcast_clients;
 mod podcast_conditions;
 mod podcast_kills;
 mod podcast_listener;

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use cedos_lab_rig::origin::{OriginReply, ReplyEnd, ScriptedOrigin, cut, object, proper};
 use cedos_lab_rig::program::AgentProcess;
 use cedos_lab_rig::wait::{until_async, within};
+use jiff::Timestamp;
 use serde_json::json;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
@@ -143,14 +144,21 @@ async fn neither_an_app_nor_a_player_is_given_bytes_of_two_copies() {
         .lines()
         .find_map(|line| line.strip_prefix("etag: "))
         .expect("a tag");
+    // Few apps say of which copy they have the beginning; the first one that goes on gets the whole all the same.
     let range = format!("bytes={}-", got.len());
-    let fields = [("Range", &*range), ("If-Range", tag)];
+    let rest = [("Range", &*range)];
     let again = until_async("the new copy", async || {
-        let again = ask("GET", &enclosures[0], &fields, "").await;
+        let again = ask("GET", &enclosures[0], &rest, "").await;
+        assert_ne!(again.status, 206, "a rest of another copy");
         (again.status == 200 && again.body.len() == BYTES).then_some(again)
     })
     .await;
     assert!(again.body == new_bytes);
+    let fields = [("Range", &*range), ("If-Range", tag)];
+    assert_eq!(ask("GET", &enclosures[0], &fields, "").await.status, 200);
+    // What apps were given last is gone on with.
+    let part = ask("GET", &enclosures[0], &rest, "").await;
+    assert!(part.status == 206 && part.body == new_bytes[got.len()..]);
     // A player has no `If-Range`: what it was told to play is another copy.
     let refused = page.get_with(&player, &beginning).await;
     assert_eq!(refused.status, 409, "{}", refused.text);
@@ -430,4 +438,56 @@ async fn gpodder_downloads_an_episode_through_the_agent() {
     assert_eq!(found.len(), 1, "{found:?}");
     let bytes = std::fs::read(&found[0]).expect("the file");
     assert!(bytes == episode_bytes("/a.mp3"), "{} bytes", bytes.len());
+}
+
+#[tokio::test]
+async fn an_app_that_asks_for_an_episode_has_the_deadline_and_the_networks_of_the_rule() {
+    // A third of an episode, and then nothing: it stays in the queue.
+    let origin = ScriptedOrigin::start(|asked| match &*asked.path {
+        path if path.starts_with("/feed") => feed_reply(asked, &path[1..], &["a", "b"]),
+        path => {
+            let answer = proper(asked, &episode_bytes(path), TAG);
+            OriginReply(cut(answer, BYTES / 3), ReplyEnd::Silence)
+        }
+    })
+    .await;
+    let feeds = ["/feed1", "/feed2"].map(|path| origin.url(path));
+    let home = Listener::subscribed(&[&feeds[0], &feeds[1]]).await;
+    home.run(&["config", "set", "transfer.policy", "any"])
+        .await
+        .ends_with(0, "");
+    let opml = get(&home.apps().await.subscriptions).await.text();
+    let links = attributes(&opml, "xmlUrl");
+    let two_hours = 2 * 3_600;
+    for (n, (rule, policy, due_in_s)) in [
+        ("whenever it is free", "free-only", None),
+        ("in 2h", "any", Some(two_hours)),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let channel = (n + 1).to_string();
+        let words: Vec<&str> = rule.split(' ').collect();
+        // The rule wants the newest one alone.
+        home.cast(&[&["rule", &channel], &*words, &["--keep", "1"]].concat())
+            .await;
+        let feed = get(&links[n]).await.text();
+        let older = attributes(&feed, "enclosure url").remove(0);
+        let asked_at = Timestamp::now();
+        let (_stream, head, _) = begin("GET", &older, &[], "").await;
+        assert!(head.starts_with("HTTP/1.1 200"), "{rule}: {head}");
+        let episodes = home.episodes(&channel).await;
+        let older = &episodes[1];
+        assert_eq!(older["transfer"]["policy"], policy, "{rule}: {older}");
+        let deadline = older["deadline"].as_str().map(|at| {
+            let deadline: Timestamp = at.parse().expect("a time");
+            deadline.duration_since(asked_at).as_secs()
+        });
+        let off_s = deadline.zip(due_in_s).map(|(found, due)| found - due);
+        assert_eq!(deadline.is_some(), due_in_s.is_some(), "{rule}: {older}");
+        assert!(
+            off_s.is_none_or(|off| (-1..60).contains(&off)),
+            "{rule}: {older}"
+        );
+    }
 }

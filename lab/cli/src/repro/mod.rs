@@ -24,6 +24,7 @@ mod mobility;
 mod over_seeds;
 mod plane;
 pub mod plot;
+mod podcast_commutes;
 mod podcast_weeks;
 mod podcasts;
 pub mod prediction;

@@ -20,7 +20,7 @@ const FILES: &[(&str, &str)] = files![
     "D1" "D2"
     "E1" "E2" "E3"
     "S1" "S2" "S3" "S4" "S5"
-    "video" "two-paths" "readycast-week"
+    "video" "two-paths" "readycast-week" "readycast-learning"
 ];
 
 static ROWS: LazyLock<Vec<ResultRow>> = LazyLock::new(|| {

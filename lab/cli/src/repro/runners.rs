@@ -6,8 +6,8 @@
 use super::plot::Chart;
 use super::runner::Measured;
 use super::{
-    applications, energy, holes, mobility, plane, podcast_weeks, podcasts, prediction, schedules,
-    subway, unmodified, video, waiting,
+    applications, energy, holes, mobility, plane, podcast_commutes, podcast_weeks, podcasts,
+    prediction, schedules, subway, unmodified, video, waiting,
 };
 use anyhow::anyhow;
 use serde_json::Value;
@@ -49,6 +49,7 @@ static RUNNERS: &[NamedRunner] = &[
         charts: Some(plane::charts),
         ..runner("plane", plane::simulate)
     },
+    runner("podcast-commutes", podcast_commutes::simulate),
     runner("podcast-weeks", podcast_weeks::simulate),
     runner("podcasts", podcasts::simulate),
     runner("prediction", prediction::simulate),

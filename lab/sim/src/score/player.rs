@@ -121,12 +121,26 @@ pub fn play_wishing(
     demand_of: &dyn Fn(usize, FlowDemand) -> FlowDemand,
     watch: &mut dyn FnMut(&Scheduler, PlayerStep<'_>),
 ) -> PlaybackResult {
+    play_learning(courses, jobs, scheduler, demand_of, &mut |_, _| {}, watch)
+}
+
+/// Simulates jobs with given demands: after each observation of the links, `learn` may tell the scheduler more, or
+/// replace it.
+pub fn play_learning(
+    courses: &[LinkCourse],
+    jobs: &[ScoreJob],
+    scheduler: &mut Scheduler,
+    demand_of: &dyn Fn(usize, FlowDemand) -> FlowDemand,
+    learn: &mut dyn FnMut(&mut Scheduler, Time),
+    watch: &mut dyn FnMut(&Scheduler, PlayerStep<'_>),
+) -> PlaybackResult {
     let mut table = PlaybackTable::new(courses, jobs);
     let last = jobs.iter().map(ScoreJob::due).max().unwrap_or_default();
     let mut assignment: Option<(LinkAssignment, Time)> = None;
     while table.now < last {
         let changed = table.turn_over();
         scheduler.observe(table.now, &table.samples());
+        learn(scheduler, table.now);
         if table.open.is_empty() {
             assignment = None;
         } else if changed

@@ -7,6 +7,9 @@
 //! ```
 //!
 //! `HEAD` asks for nothing: apps look at the size of episodes that nobody wants.
+//!
+//! Few apps say of which copy they have the beginning (`If-Range`). When the copy is no longer the one that apps were
+//! given last, such a request for a rest is answered with the whole, which apps take in place of what they have.
 
 use std::io;
 
@@ -15,13 +18,13 @@ use axum::extract::{Path as RoutePath, State};
 use axum::response::{IntoResponse, Response};
 use cedos_readycast::{Episode, EpisodeId};
 use futures_util::stream;
-use http::header::{ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
+use http::header::{ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_TYPE, IF_RANGE, RANGE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use jiff::{Timestamp, Zoned};
 use tokio::time::Instant;
 
 use super::super::episode_copy::{
-    FIRST_BYTES_LOOK_EVERY, FIRST_BYTES_WITHIN, is_coming, media_type,
+    EpisodeCopy, FIRST_BYTES_LOOK_EVERY, FIRST_BYTES_WITHIN, is_coming, media_type,
 };
 use super::AppContext;
 use crate::fetch::outcome::TransferFailure;
@@ -92,7 +95,11 @@ async fn give(
             return Ok(missing());
         };
         if let Some(found) = context.agent.copy_of_episode(&episode).await? {
-            return Ok(found.answer(&context.agent, &episode, fields, RESERVE_BYTES));
+            let mut fields = fields.clone();
+            if context.note_given(id, &found).await? && !fields.contains_key(IF_RANGE) {
+                fields.remove(RANGE);
+            }
+            return Ok(found.answer(&context.agent, &episode, &fields, RESERVE_BYTES));
         }
         let summary = &episode.summary;
         if !is_coming(&episode) && !is_asked_for {
@@ -117,6 +124,18 @@ impl AppContext {
         found.await
     }
 
+    /// Notes which copy of an episode an app is given. Returns whether apps were given another one before.
+    async fn note_given(&self, id: EpisodeId, copy: &EpisodeCopy) -> Result<bool, TransferFailure> {
+        let Some(edition) = copy.tag().map(str::to_owned) else {
+            return Ok(false);
+        };
+        let noted = self.agent.podcasts.with(move |library| {
+            let last = library.note_app_copy(id, &edition)?;
+            Ok(last.is_some_and(|last| last != edition))
+        });
+        noted.await
+    }
+
     /// Asks for an episode as its channel's rule would.
     async fn ask_for(&self, episode: &Episode) -> Result<(), TransferFailure> {
         let channel = episode.summary.channel;
@@ -125,13 +144,18 @@ impl AppContext {
             .podcasts
             .with(move |library| library.channel(channel));
         let rule = found.await?.map(|channel| channel.summary.rule);
-        let by = rule.and_then(|rule| {
+        let by = rule.as_ref().and_then(|rule| {
             // As if it had been published now: an old episode is not late because an app wants it today.
             rule.schedule.deadline(Timestamp::now(), &Zoned::now())
         });
         let by = by.filter(|by| *by > Timestamp::now());
+        // A policy that the rule names is followed when it changes; what its schedule implies is not known later.
+        let implied = rule
+            .filter(|rule| rule.policy.is_none())
+            .and_then(|rule| rule.download_policy());
         let id = episode.summary.id;
-        self.agent.ask_for_episode(id, by, None).await.map(drop)
+        let asked = self.agent.ask_for_episode(id, by, implied.as_deref());
+        asked.await.map(drop)
     }
 
     /// Why nothing of an episode came yet, in a sentence.
