@@ -299,11 +299,14 @@ impl ProxySession {
             begun = Some((entered, flow.clone()));
         });
         let io = io.map_err(|error| {
-            let cause = match &error {
-                FlowOpenError::Driver(DriverError::Flow(_)) => RefusalCause::Full,
-                _ => RefusalCause::NoProxy,
-            };
-            ConnectRefusal::new(cause, error.to_string())
+            match (&error, self.proxy.flow_loss()) {
+                (FlowOpenError::Driver(DriverError::Flow(_)), _) => {
+                    ConnectRefusal::new(RefusalCause::Full, error.to_string())
+                }
+                // The session has ended a moment ago: why, and what to do.
+                (_, Err(failure)) => ConnectRefusal::new(RefusalCause::NoProxy, failure.text),
+                _ => ConnectRefusal::new(RefusalCause::NoProxy, error.to_string()),
+            }
         })?;
         let (entered, flow) = begun.expect("steered when it was opened");
         let mut open = ProxyConnection {
@@ -352,7 +355,9 @@ impl ProxySession {
 
     /// Why the proxy never admits this device, if it said so last, and what to do.
     pub fn proxy_refusal(&self) -> Option<String> {
-        self.state.borrow().refused.clone()
+        let refused = self.state.borrow().refused.clone();
+        // The session may have ended a moment ago.
+        refused.or_else(|| Some(self.proxy.flow_loss().err()?.text))
     }
 
     /// Waits until there is a session.
