@@ -26,8 +26,12 @@ const QUEUE_BYTES_MAX: usize = 1536 * 1024; // a guess: several bursts of 64 KiB
 /// The bytes of capsules that are written and not acknowledged at most: 9 Mb/s at a round trip of 60 ms.
 const CAPSULES_AHEAD_MAX: u64 = 64 * 1024; // a guess: half a second at 1 Mb/s
 
-/// The interval at which waiting packets are checked for whether they may leave as datagrams.
-const LOOK_EVERY: Duration = Duration::from_millis(20); // a guess: some packets of a call
+/// The bytes of capsules beyond those that may be in flight: two packets. What is written waits in the flow for its turn, and a
+/// call behind a download then waits for all of it. A path that has just come up lets 12 kB be in flight.
+const CAPSULES_WAITING_MAX: u64 = 3 * 1024;
+
+/// The interval at which waiting packets are checked for whether they may leave.
+const LOOK_EVERY: Duration = Duration::from_millis(5); // a guess: a quarter of what lies between packets of a call
 
 /// The interval at which held packets are checked for whether they may leave, during an outage, or again. They do not expire.
 const LOOK_IN_OUTAGE_EVERY: Duration = Duration::from_millis(500); // a guess: seldom enough for a battery
@@ -165,11 +169,11 @@ impl PacketSource {
     ) -> io::Result<()> {
         loop {
             while self.has_work() {
-                let has_room = || {
+                let may_write = connection.metered_window().is_some_and(|window| {
+                    let ahead_max = CAPSULES_AHEAD_MAX.min(window + CAPSULES_WAITING_MAX);
                     let ahead = connection.unacknowledged(id);
-                    ahead.is_some_and(|ahead| ahead < CAPSULES_AHEAD_MAX)
-                };
-                let may_write = connection.is_metered() && has_room();
+                    ahead.is_some_and(|ahead| ahead < ahead_max)
+                });
                 if let Some(packet) = may_write.then(|| self.next_in_capsule()).flatten() {
                     flow.write_all(&packet_capsule(&packet)).await?;
                     flow.flush().await?;

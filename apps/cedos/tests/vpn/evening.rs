@@ -10,25 +10,19 @@
 //! It prints one JSON object, and fails where a mark is missed.
 
 mod datagrams;
+mod lab_vpn;
 mod programs;
 mod servers;
 
 use std::process::{Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
-use cedos_lab_emu::World;
 use cedos_lab_rig::namespace::{NamespaceNeeds, in_namespace_with, sh};
-use cedos_lab_rig::processor_wait::ProcessorWait;
-use cedos_lab_rig::program::{cedos, device_key, run};
 use cedos_lab_rig::this_test;
-use cedos_lab_scenario::{EventKind, Scenario};
-use nix::unistd::Pid;
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader};
 
+use crate::scene::TUNNEL;
 use datagrams::{ArrivalGap, PacketTimes};
+use lab_vpn::{LabVpn, WaitLog, found};
 use servers::EveningServers;
 
 /// Processes of their own, so that none is left, and users: only for root.
@@ -69,45 +63,6 @@ const SILENCE_MAX_MS: f64 = 1_500.0;
 const AFTERMATH_S: f64 = 5.0;
 /// When mail arrives at the server: in the minute without a network.
 const MAIL_AT_S: f64 = 100.0;
-/// How long programs may take to end after the evening.
-const END_WITHIN_S: f64 = 100.0;
-
-/// The evening's clock.
-#[derive(Debug)]
-pub struct EveningClock {
-    began: Instant,
-    over_s: f64,
-}
-
-impl EveningClock {
-    /// Seconds since the beginning.
-    pub fn now_s(&self) -> f64 {
-        self.began.elapsed().as_secs_f64()
-    }
-
-    /// Whether programs are to end.
-    pub fn is_over(&self) -> bool {
-        self.now_s() >= self.over_s
-    }
-
-    /// Whether programs should have ended.
-    pub fn is_long_over(&self) -> bool {
-        self.now_s() >= self.over_s + END_WITHIN_S
-    }
-
-    /// Waits until a time of the evening.
-    pub fn wait_until(&self, at_s: f64) {
-        let left = Duration::from_secs_f64((at_s - self.now_s()).max(0.0));
-        // sleep: what happens at times of the evening is the subject
-        std::thread::sleep(left);
-    }
-
-    /// Waits for the end of the evening.
-    pub fn wait_until_over(&self) {
-        self.wait_until(self.over_s);
-    }
-}
-
 /// What a change of network is for a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ChangeKind {
@@ -128,6 +83,14 @@ struct NetworkChange {
     first: (&'static str, f64),
     /// Its last event, from which datagrams arrive again.
     last: (&'static str, f64),
+}
+
+impl NetworkChange {
+    /// When its first and its last event were carried out.
+    fn moments(&self, lab: &LabVpn) -> (f64, f64) {
+        let moment = |(link, planned_s): (&str, f64)| lab.moment(link, planned_s);
+        (moment(self.first), moment(self.last))
+    }
 }
 
 const CHANGES: [NetworkChange; 7] = [
@@ -175,14 +138,6 @@ const CHANGES: [NetworkChange; 7] = [
     },
 ];
 
-/// An event as the lab carried it out.
-#[derive(Clone, Debug)]
-struct LinkMoment {
-    link: String,
-    planned_s: f64,
-    at_s: f64,
-}
-
 /// What the evening's parts are judged by.
 struct EveningFindings {
     call_down: PacketTimes,
@@ -190,35 +145,13 @@ struct EveningFindings {
     game: PacketTimes,
     ping: PacketTimes,
     names: Vec<(f64, f64)>,
-    moments: Vec<LinkMoment>,
-    /// How long the threads of the VPN and of the proxy had waited for a processor, in seconds of the evening.
-    waits: Vec<(f64, Duration)>,
+    waits: WaitLog,
 }
 
 impl EveningFindings {
-    fn moment(&self, (link, planned_s): (&str, f64)) -> f64 {
-        let found = self
-            .moments
-            .iter()
-            .find(|moment| moment.link == link && (moment.planned_s - planned_s).abs() < 0.01);
-        found
-            .unwrap_or_else(|| panic!("no event of {link} at {planned_s} s: {:?}", self.moments))
-            .at_s
-    }
-
-    /// How long threads waited for a processor in a part of the evening.
-    fn waited_ms(&self, from_s: f64, to_s: f64) -> f64 {
-        let before = self.waits.iter().rev().find(|(at, _)| *at <= from_s);
-        let after = self.waits.iter().find(|(at, _)| *at >= to_s);
-        let (Some((_, before)), Some((_, after))) = (before, after) else {
-            return 0.0;
-        };
-        after.saturating_sub(*before).as_secs_f64() * 1e3
-    }
-
     /// Judges a change: its figures, and the marks that were missed.
-    fn judge(&self, change: &NetworkChange, missed: &mut Vec<String>) -> Value {
-        let (first_s, last_s) = (self.moment(change.first), self.moment(change.last));
+    fn judge(&self, lab: &LabVpn, change: &NetworkChange, missed: &mut Vec<String>) -> Value {
+        let (first_s, last_s) = change.moments(lab);
         let end_s = last_s + AFTERMATH_S;
         let mut row = json!({ "at_s": rounded(first_s, 1e3), "what": change.what });
         let streams = [
@@ -257,7 +190,7 @@ impl EveningFindings {
             }
             // A handover has no mark for pings, of which five come in a second.
             let has_mark = name.starts_with("call") || change.kind == ChangeKind::BreakBeforeMake;
-            let waited_ms = self.waited_ms(from_s, to_s.min(end_s));
+            let waited_ms = self.waits.waited_ms(from_s, to_s.min(end_s));
             if has_mark && took_ms > mark {
                 row[format!("{name}_processor_wait_ms")] = json!(rounded(waited_ms, 1.0));
                 missed.push(format!(
@@ -278,9 +211,10 @@ impl EveningFindings {
     }
 
     /// What a stream was like between changes: its delays and its longest gap on each network.
-    fn between_changes(&self, times: &PacketTimes, over_s: f64) -> Vec<Value> {
-        let starts = CHANGES.iter().map(|change| self.moment(change.last));
-        let ends = CHANGES.iter().map(|change| self.moment(change.first));
+    fn between_changes(lab: &LabVpn, times: &PacketTimes) -> Vec<Value> {
+        let over_s = lab.clock.over_s();
+        let starts = CHANGES.iter().map(|change| change.moments(lab).1);
+        let ends = CHANGES.iter().map(|change| change.moments(lab).0);
         let starts = [0.0].into_iter().chain(starts);
         let parts = starts.zip(ends.chain([over_s]));
         let part = |(start_s, end_s): (f64, f64)| {
@@ -305,39 +239,6 @@ fn rounded(value: f64, parts: f64) -> f64 {
     (value * parts).round() / parts
 }
 
-/// Runs a program on a thread of a namespace. Its finding comes through the channel.
-fn start<T: Send + 'static>(
-    namespace: &cedos_lab_emu::Namespace,
-    name: &str,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Receiver<T> {
-    let (tell, told) = channel();
-    let started = namespace.thread(name, move || drop(tell.send(work())));
-    started.expect("started");
-    told
-}
-
-fn found<T>(name: &str, from: &Receiver<T>) -> T {
-    let found = from.recv_timeout(Duration::from_secs_f64(END_WITHIN_S * 3.0));
-    found.unwrap_or_else(|error| panic!("{name}: {error}"))
-}
-
-/// Spawns a command of `cedos` in a namespace, and returns it with the first line that it prints.
-fn spawn_cedos(
-    namespace: &cedos_lab_emu::Namespace,
-    command: tokio::process::Command,
-    log: &std::path::Path,
-) -> (std::process::Child, String) {
-    let mut command = command.into_std();
-    command.stderr(std::fs::File::create(log).expect("a file"));
-    let mut child = namespace.spawn(command).expect("started");
-    let mut lines = BufReader::new(child.stdout.take().expect("its output"));
-    let mut line = String::new();
-    lines.read_line(&mut line).expect("text");
-    std::thread::spawn(move || for _ in lines.lines() {});
-    (child, line.trim().to_owned())
-}
-
 fn installed(program: &str) -> bool {
     let mut which = Command::new("sh");
     which.args(["-c", "command -v \"$0\"", program]);
@@ -353,136 +254,39 @@ async fn evening() {
     if !missing.is_empty() {
         return eprintln!("skipped: it needs {}", missing.join(", "));
     }
-    sh(&format!(
-        "mount -t proc proc /proc
-         mount -t tmpfs t /run
-         echo nameserver {} >/run/resolv.conf
-         mount --bind /run/resolv.conf /etc/resolv.conf",
-        cedos_lab_emu::plan::ORIGIN_V4
-    ));
-    let text = include_str!("evening.toml");
-    let scenario = Scenario::parse("evening.toml", text, &mut |_| unreachable!("no traces"));
-    let scenario = scenario.expect("a scenario");
-    let over_s = scenario.duration_s;
-    let classes: Vec<String> = scenario
-        .links
-        .iter()
-        .map(|link| format!("{}={}", link.name, link.class.word()))
-        .collect();
-    let home = tempfile::tempdir().expect("a directory");
-    let folder = home.path().join("servers");
-    std::fs::create_dir(&folder).expect("made");
-    let mut world = World::build(scenario).expect("a lab");
-    let servers = EveningServers::start(&world, &folder);
-
-    let device = device_key(home.path()).await;
-    run(home.path(), &["key", "gen", "-o", "prox.key"]).await;
-    let words = [
-        "prox",
-        "--listen",
-        "203.0.113.10:4433",
-        "--key",
-        "prox.key",
-        "--allow-private",
-        "--allow-client",
-        &device,
-        "--state-dir",
-        "proxy",
-        "--tunnel-net",
-        "10.83.0.0/16",
-    ];
-    let log = home.path().join("prox.log");
-    let (mut proxy, address) = spawn_cedos(world.proxy(), cedos(home.path(), &words), &log);
-    assert!(
-        address.starts_with("d2tp://"),
-        "{}",
-        std::fs::read_to_string(&log).unwrap_or_default()
-    );
-
-    let clock = Arc::new(EveningClock {
-        began: Instant::now(),
-        over_s,
-    });
-    let moments = Arc::new(Mutex::new(Vec::new()));
-    let (noting, noting_clock) = (moments.clone(), clock.clone());
-    let begins = move |event: &cedos_lab_emu::WorldEvent| {
-        let is_attaching = event.event.kind == EventKind::Attaching;
-        if !is_attaching {
-            noting.lock().expect("no panic").push(LinkMoment {
-                link: event.link.clone(),
-                planned_s: event.event.at.as_secs_f64(),
-                at_s: noting_clock.now_s(),
-            });
-        }
-    };
-    world.start(begins).expect("its time begins");
-
-    let mut words = vec!["vpn", "up", "--prox", &address, "--state-dir", "vpn"];
-    words.extend(classes.iter().flat_map(|class| ["--link", class]));
-    let log = home.path().join("vpn.log");
-    let mut command = cedos(home.path(), &words);
-    command.env(
-        "RUST_LOG",
-        std::env::var("EVENING_LOG").unwrap_or("warn".to_owned()),
-    );
-    let (mut vpn, up) = spawn_cedos(world.device(), command, &log);
-    assert!(
-        up.starts_with("cedos vpn: up as"),
-        "{up}{}",
-        std::fs::read_to_string(&log).unwrap_or_default()
-    );
-    let up_s = clock.now_s();
-
-    let watched = [proxy.id(), vpn.id()].map(|id| Pid::from_raw(id as i32));
-    let waiting = clock.clone();
-    let waits = std::thread::spawn(move || {
-        let wait = ProcessorWait::of(&watched);
-        let mut waits = Vec::new();
-        while !waiting.is_over() {
-            waits.push((waiting.now_s(), wait.so_far()));
-            waiting.wait_until(waiting.now_s() + 0.05);
-        }
-        waits
-    });
-    let (device, origin) = (world.device(), world.origin());
-    let of = |clock: &Arc<EveningClock>| clock.clone();
-    let (c, f) = (of(&clock), folder.clone());
-    let shell = start(device, "ssh", move || programs::shell(&c, &f));
-    let (c, f) = (of(&clock), folder.clone());
-    let download = start(device, "wget", move || programs::long_download(&c, &f));
-    let (c, f) = (of(&clock), folder.clone());
-    let packages = start(device, "apt", move || programs::packages(&c, &f));
-    let c = of(&clock);
-    let mailbox = start(device, "imap", move || programs::mailbox(&c));
-    let c = of(&clock);
-    let names = start(device, "dig", move || programs::names(&c));
-    let c = of(&clock);
-    let time = start(device, "ntp", move || programs::time(&c));
-    let c = of(&clock);
-    let ping = start(device, "ping", move || programs::ping(&c));
-    let c = of(&clock);
-    let call_at_server = start(origin, "call", move || datagrams::call_at_server(&c));
-    let c = of(&clock);
-    start(origin, "game", move || datagrams::game_at_server(&c));
-    let c = of(&clock);
-    let call_at_device = start(device, "call", move || datagrams::call_at_device(&c));
-    let c = of(&clock);
-    let game = start(device, "game", move || datagrams::game_at_device(&c));
-    let (c, browsing) = (of(&clock), home.path().join("browser"));
+    sh("mount -t proc proc /proc");
+    let prepare =
+        |world: &_, home: &std::path::Path| EveningServers::start(world, &home.join("servers"));
+    let (mut lab, servers) = LabVpn::start(include_str!("evening.toml"), prepare).await;
+    let folder = || servers.folder().to_owned();
+    let at = folder();
+    let shell = lab.on_device(move |clock| programs::shell(clock, &at));
+    let at = folder();
+    let download = lab.on_device(move |clock| programs::long_download(clock, &at));
+    let at = folder();
+    let packages = lab.on_device(move |clock| programs::packages(clock, &at));
+    let mailbox = lab.on_device(programs::mailbox);
+    let names = lab.on_device(programs::names);
+    let time = lab.on_device(programs::time);
+    let ping = lab.on_device(programs::ping);
+    let call_at_server = lab.on_server(datagrams::call_at_server);
+    let _game_at_server = lab.on_server(datagrams::game_at_server);
+    let call_at_device = lab.on_device(datagrams::call_at_device);
+    let game = lab.on_device(datagrams::game_at_device);
+    let (browsing, key_hash) = (lab.home.path().join("browser"), servers.key_hash.clone());
     std::fs::create_dir(&browsing).expect("made");
-    let key_hash = servers.key_hash.clone();
-    let browser = start(device, "browser", move || {
-        programs::browser(&c, browsing, &key_hash)
-    });
+    let browser = lab.on_device(move |clock| programs::browser(clock, browsing, &key_hash));
 
-    clock.wait_until(MAIL_AT_S);
+    lab.clock.wait_until(MAIL_AT_S);
     servers.deliver_mail();
-    clock.wait_until_over();
+    lab.clock.wait_until_over();
 
-    let shell = found("ssh", &shell);
-    let download = found("wget", &download);
-    let packages = found("apt", &packages);
-    let mailbox = found("imap", &mailbox);
+    let programs = [
+        ("ssh", found("ssh", &shell)),
+        ("wget", found("wget", &download)),
+        ("apt", found("apt", &packages)),
+        ("imap", found("imap", &mailbox)),
+    ];
     let (names, name_times) = found("dig", &names);
     let (time, _) = found("ntp", &time);
     let (ping, ping_times) = found("ping", &ping);
@@ -504,51 +308,96 @@ async fn evening() {
         game: found("game", &game),
         ping: ping_times,
         names: name_times,
-        moments: moments.lock().expect("no panic").clone(),
-        waits: waits.join().expect("no panic"),
+        waits: lab.waits(),
     };
-    assert_eq!(world.fault(), None);
     let mut missed = Vec::new();
-    let changes: Vec<Value> = CHANGES
-        .iter()
-        .map(|change| findings.judge(change, &mut missed))
+    let changes = CHANGES.iter();
+    let changes: Vec<Value> = changes
+        .map(|change| findings.judge(&lab, change, &mut missed))
         .collect();
-    for (name, found) in [
-        ("ssh", &shell),
-        ("wget", &download),
-        ("apt", &packages),
-        ("imap", &mailbox),
-    ] {
-        if found["whole"] != true {
-            missed.push(format!("{name} was not whole: {found}"));
-        }
-    }
-    let links: Vec<Value> = world
-        .seen()
-        .links
+    let links = lab.world.seen().links;
+    let links: Vec<Value> = links
         .iter()
         .map(|link| json!({"name": link.name, "bytes_down": link.bytes_down, "bytes_up": link.bytes_up}))
         .collect();
     let stream = |times: &PacketTimes| {
         json!({
             "sent": times.sent.len(), "arrived": times.arrived.len(),
-            "between_changes": findings.between_changes(times, over_s),
+            "between_changes": EveningFindings::between_changes(&lab, times),
         })
     };
-    let report = json!({
-        "up_after_s": rounded(up_s, 1e3),
-        "changes": changes,
-        "call_to_device": stream(&findings.call_down),
-        "call_to_server": stream(&findings.call_up),
-        "game": stream(&findings.game),
-        "browser": browser, "ssh": shell, "wget": download, "apt": packages, "imap": mailbox,
-        "dns": names, "ntp": time, "ping": ping, "links": links, "missed": missed,
+    let mut report = json!({
+        "up_after_s": rounded(lab.up_s, 1e3), "changes": changes, "call_to_device": stream(&findings.call_down),
+        "call_to_server": stream(&findings.call_up), "game": stream(&findings.game), "browser": browser,
+        "dns": names, "ntp": time, "ping": ping, "links": links,
     });
+    for (name, found) in programs {
+        if found["whole"] != true {
+            missed.push(format!("{name} was not whole: {found}"));
+        }
+        report[name] = found;
+    }
+    report["missed"] = json!(missed);
     println!("{}", serde_json::to_string_pretty(&report).expect("JSON"));
-    println!("{}", std::fs::read_to_string(&log).unwrap_or_default());
-    programs::end(&mut vpn);
-    programs::end(&mut proxy);
+    eprintln!("{}", lab.end());
     assert!(missed.is_empty(), "missed: {missed:#?}");
+}
+
+/// What nine tenths of a call's packets take at most in the second after a handover to a network with a round trip of 60 ms:
+/// a round trip until the new address is proved, half of one to the device, and some packets of others.
+const LATE_MAX_MS: f64 = 170.0;
+
+/// Wi-Fi ends while a metered network has been up, and a video fills what the new path carries.
+const HANDOVER: &str = "
+    duration_s = 8
+    [[link]]
+    name = \"wlan0\"
+    down_mbps = 20
+    rtt_ms = 20
+    [[link.at]]
+    t_s = 4
+    up = false
+    [[link]]
+    name = \"wwan0\"
+    class = \"metered\"
+    down_mbps = 12
+    up_mbps = 5
+    rtt_ms = 60
+    queue_ms = 300
+";
+
+#[test]
+fn a_call_beside_a_video_goes_on_soon_when_a_metered_network_takes_over() {
+    in_namespace_with(TUNNEL, this_test!(), || async {
+        let (mut lab, ()) = LabVpn::start(HANDOVER, |_, _| ()).await;
+        let call_at_server = lab.on_server(datagrams::call_at_server);
+        let call_at_device = lab.on_device(datagrams::call_at_device);
+        let video_at_server = lab.on_server(datagrams::video_at_server);
+        let video_at_device = lab.on_device(datagrams::video_at_device);
+        lab.clock.wait_until_over();
+        let heard = PacketTimes {
+            arrived: found("call", &call_at_device).arrived,
+            sent: found("call", &call_at_server).sent,
+        };
+        let sent = found("video", &video_at_server).sent.len();
+        let seen = found("video", &video_at_device).arrived.len();
+        let waits = lab.waits();
+        let ended_s = lab.moment("wlan0", 4.0);
+        let gap = heard.longest_gap(ended_s, ended_s + 2.0);
+        let gap_waited_ms = waits.waited_ms(gap.from_s, gap.to_s);
+        let delays = heard.delays_ms(ended_s, ended_s + 1.0);
+        let late_ms = delays[delays.len() * 9 / 10];
+        let waited_ms = waits.waited_ms(ended_s, ended_s + late_ms / 1e3);
+        eprintln!(
+            "the longest gap: {:.0} ms, {gap_waited_ms:.0} ms of it for a processor; a tenth took {late_ms:.0} ms or more, \
+             {waited_ms:.0} ms of it for a processor; video: {seen} of {sent}",
+            gap.ms(),
+        );
+        assert!(seen > sent / 2, "{seen} of {sent}");
+        assert!(gap.ms() - gap_waited_ms < HANDOVER_GAP_MAX_MS, "{gap:?}");
+        assert!(late_ms - waited_ms < LATE_MAX_MS, "{late_ms} ms");
+        lab.end();
+    });
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! ```text
 //!  call: 50 packets a second of 172 bytes each way, as G.711 over RTP has     device ⇄ server
 //!  game: 30 packets a second of 60 bytes, each of which the server echoes     device → server → device
+//!  video: 16 Mb/s in packets of 1,200 bytes                                    server → device
 //! ```
 
 use std::net::{SocketAddr, UdpSocket};
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use cedos_lab_emu::plan::ORIGIN_V4;
 
-use super::EveningClock;
+use super::lab_vpn::ScenarioClock;
 
 const CALL_PORT: u16 = 4_000;
 const CALL_EVERY: Duration = Duration::from_millis(20);
@@ -22,10 +23,16 @@ const GAME_PORT: u16 = 4_001;
 const GAME_EVERY: Duration = Duration::from_millis(33);
 const GAME_BYTES: usize = 60;
 
-/// How often a receiver checks whether the evening is over.
+const VIDEO_PORT: u16 = 4_002;
+const VIDEO_EVERY: Duration = Duration::from_micros(600);
+const VIDEO_BYTES: usize = 1_200;
+/// How often who watches says so.
+const WATCH_EVERY: Duration = Duration::from_millis(200);
+
+/// How often a receiver checks whether the scenario is over.
 const CHECK_EVERY: Duration = Duration::from_millis(100);
 
-/// When packets left, and when they arrived, in seconds of the evening.
+/// When packets left, and when they arrived, in seconds of the scenario.
 #[derive(Clone, Debug, Default)]
 pub struct PacketTimes {
     /// When each packet was sent, by its number.
@@ -102,27 +109,27 @@ impl PacketTimes {
 }
 
 /// The device's end of the call: what it sent, and what it heard of the server.
-pub fn call_at_device(clock: &EveningClock) -> PacketTimes {
+pub fn call_at_device(clock: &ScenarioClock) -> PacketTimes {
     let socket = UdpSocket::bind("0.0.0.0:0").expect("a port");
     let server = SocketAddr::from((ORIGIN_V4, CALL_PORT));
     stream(&socket, clock, CALL_EVERY, CALL_BYTES, Some(server))
 }
 
 /// The server's end of the call, which answers whom it heard last.
-pub fn call_at_server(clock: &EveningClock) -> PacketTimes {
+pub fn call_at_server(clock: &ScenarioClock) -> PacketTimes {
     let socket = UdpSocket::bind((ORIGIN_V4, CALL_PORT)).expect("a port");
     stream(&socket, clock, CALL_EVERY, CALL_BYTES, None)
 }
 
 /// The device's end of the game: what it sent, and which echoes came.
-pub fn game_at_device(clock: &EveningClock) -> PacketTimes {
+pub fn game_at_device(clock: &ScenarioClock) -> PacketTimes {
     let socket = UdpSocket::bind("0.0.0.0:0").expect("a port");
     let server = SocketAddr::from((ORIGIN_V4, GAME_PORT));
     stream(&socket, clock, GAME_EVERY, GAME_BYTES, Some(server))
 }
 
-/// Echoes the game's packets until the evening is over.
-pub fn game_at_server(clock: &EveningClock) {
+/// Echoes the game's packets until the scenario is over.
+pub fn game_at_server(clock: &ScenarioClock) {
     let socket = UdpSocket::bind((ORIGIN_V4, GAME_PORT)).expect("a port");
     let wait = Some(CHECK_EVERY);
     socket.set_read_timeout(wait).expect("a length of time");
@@ -134,11 +141,24 @@ pub fn game_at_server(clock: &EveningClock) {
     }
 }
 
-/// Sends numbered packets until the evening is over, and notes what arrives. `to`: whom to send to; `None` for whom it
+/// Sends a video to whom it heard last.
+pub fn video_at_server(clock: &ScenarioClock) -> PacketTimes {
+    let socket = UdpSocket::bind((ORIGIN_V4, VIDEO_PORT)).expect("a port");
+    stream(&socket, clock, VIDEO_EVERY, VIDEO_BYTES, None)
+}
+
+/// Watches the video.
+pub fn video_at_device(clock: &ScenarioClock) -> PacketTimes {
+    let socket = UdpSocket::bind("0.0.0.0:0").expect("a port");
+    let server = SocketAddr::from((ORIGIN_V4, VIDEO_PORT));
+    stream(&socket, clock, WATCH_EVERY, GAME_BYTES, Some(server))
+}
+
+/// Sends numbered packets until the scenario is over, and notes what arrives. `to`: whom to send to; `None` for whom it
 /// heard last.
 fn stream(
     socket: &UdpSocket,
-    clock: &EveningClock,
+    clock: &ScenarioClock,
     every: Duration,
     bytes: usize,
     to: Option<SocketAddr>,

@@ -5,7 +5,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -16,8 +16,8 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::EveningClock;
 use super::datagrams::PacketTimes;
+use super::lab_vpn::ScenarioClock;
 use super::servers::{EveningServers, FILE_BYTES, IMAGES, PACKAGE, PASSWORD};
 
 /// The rate of the long download, such that it lasts for most of the evening.
@@ -76,7 +76,7 @@ fn seconds(value: f64) -> f64 {
 }
 
 /// A shell on the server: each line that is typed comes back, in order.
-pub fn shell(clock: &EveningClock, folder: &Path) -> Value {
+pub fn shell(clock: &ScenarioClock, folder: &Path) -> Value {
     let mut child = Command::new("ssh")
         .args([
             "-F",
@@ -136,7 +136,7 @@ pub fn shell(clock: &EveningClock, folder: &Path) -> Value {
 }
 
 /// A download that lasts for the evening.
-pub fn long_download(clock: &EveningClock, folder: &Path) -> Value {
+pub fn long_download(clock: &ScenarioClock, folder: &Path) -> Value {
     let file = folder.join("downloaded");
     let began = clock.now_s();
     let mut child = Command::new("wget")
@@ -179,7 +179,7 @@ pub fn long_download(clock: &EveningClock, folder: &Path) -> Value {
 }
 
 /// Looks for packages and downloads one, again and again.
-pub fn packages(clock: &EveningClock, folder: &Path) -> Value {
+pub fn packages(clock: &ScenarioClock, folder: &Path) -> Value {
     let place = folder.join("apt");
     let package = folder.join("files").join(format!("{PACKAGE}_1_all.deb"));
     let package = std::fs::read(package).expect("made");
@@ -241,7 +241,7 @@ pub fn packages(clock: &EveningClock, folder: &Path) -> Value {
 }
 
 /// A stand-in for a mail program: it waits for mail by IDLE (RFC 2177), and says nothing meanwhile.
-pub fn mailbox(clock: &EveningClock) -> Value {
+pub fn mailbox(clock: &ScenarioClock) -> Value {
     let mut stream = TcpStream::connect((ORIGIN_V4, 143)).expect("connected");
     let lines = lines_of(stream.try_clone().expect("a descriptor"));
     let mut said = Vec::new();
@@ -280,7 +280,7 @@ pub fn mailbox(clock: &EveningClock) -> Value {
 }
 
 /// Looks a name up, again and again, each time another one.
-pub fn names(clock: &EveningClock) -> (Value, Vec<(f64, f64)>) {
+pub fn names(clock: &ScenarioClock) -> (Value, Vec<(f64, f64)>) {
     let (mut asked, mut answered, mut slowest) = (0, Vec::new(), 0.0);
     let mut failed_at = Vec::new();
     while !clock.is_over() {
@@ -305,7 +305,7 @@ pub fn names(clock: &EveningClock) -> (Value, Vec<(f64, f64)>) {
 }
 
 /// Asks for the time, again and again.
-pub fn time(clock: &EveningClock) -> (Value, Vec<(f64, f64)>) {
+pub fn time(clock: &ScenarioClock) -> (Value, Vec<(f64, f64)>) {
     let (mut asked, mut answered, mut failed_at) = (0, Vec::new(), Vec::new());
     while !clock.is_over() {
         let began = clock.now_s();
@@ -328,7 +328,7 @@ pub fn time(clock: &EveningClock) -> (Value, Vec<(f64, f64)>) {
 }
 
 /// Five echo requests a second.
-pub fn ping(clock: &EveningClock) -> (Value, PacketTimes) {
+pub fn ping(clock: &ScenarioClock) -> (Value, PacketTimes) {
     let mut child = Command::new("ping")
         .args(["-n", "-D", "-i", "0.2", &ORIGIN_V4.to_string()])
         .stdin(Stdio::null())
@@ -403,7 +403,7 @@ async fn load(browser: &mut WebBrowser, query: &str) -> Result<Vec<Value>, Strin
 }
 
 /// A browser loads pages in turn, and reloads those that did not come whole.
-pub fn browser(clock: &EveningClock, home: PathBuf, key_hash: &str) -> Value {
+pub fn browser(clock: &ScenarioClock, home: PathBuf, key_hash: &str) -> Value {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
@@ -467,10 +467,4 @@ pub fn browser(clock: &EveningClock, home: PathBuf, key_hash: &str) -> Value {
             "slowest_page_s": seconds(slowest), "slowest_page_at_s": seconds(slowest_at),
         })
     })
-}
-
-/// Ends a process, and waits until it has ended.
-pub fn end(child: &mut Child) {
-    let _ = kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM);
-    let _ = child.wait();
 }

@@ -44,6 +44,7 @@ pub struct EveningServers {
 impl EveningServers {
     /// Starts all servers, with their files in `folder`.
     pub fn start(world: &World, folder: &Path) -> EveningServers {
+        std::fs::create_dir(folder).expect("made");
         let mut servers = EveningServers {
             folder: folder.to_owned(),
             key_hash: String::new(),
@@ -80,6 +81,11 @@ impl EveningServers {
         }
         servers.await_ports(world);
         servers
+    }
+
+    /// The folder with the servers' files.
+    pub fn folder(&self) -> &Path {
+        &self.folder
     }
 
     /// Waits until all ports are open.
