@@ -52,6 +52,9 @@ const PROGRAMS: [(&str, &str); 13] = [
     ("openssl", "openssl"),
 ];
 
+/// The variable with more options of `cedos vpn up` for the evening.
+const OPTIONS: &str = "CEDOS_EVENING_OPTIONS";
+
 /// The longest gap in a call where the old network works until the new one does.
 const HANDOVER_GAP_MAX_MS: f64 = 200.0;
 /// How soon datagrams arrive again after a network is there.
@@ -257,7 +260,9 @@ async fn evening() {
     sh("mount -t proc proc /proc");
     let prepare =
         |world: &_, home: &std::path::Path| EveningServers::start(world, &home.join("servers"));
-    let (mut lab, servers) = LabVpn::start(include_str!("evening.toml"), prepare).await;
+    let options = std::env::var(OPTIONS).unwrap_or_default();
+    let options: Vec<&str> = options.split_whitespace().collect();
+    let (mut lab, servers) = LabVpn::start(include_str!("evening.toml"), &options, prepare).await;
     let folder = || servers.folder().to_owned();
     let at = folder();
     let shell = lab.on_device(move |clock| programs::shell(clock, &at));
@@ -327,7 +332,7 @@ async fn evening() {
         })
     };
     let mut report = json!({
-        "up_after_s": rounded(lab.up_s, 1e3), "changes": changes, "call_to_device": stream(&findings.call_down),
+        "options": options, "up_after_s": rounded(lab.up_s, 1e3), "changes": changes, "call_to_device": stream(&findings.call_down),
         "call_to_server": stream(&findings.call_up), "game": stream(&findings.game), "browser": browser,
         "dns": names, "ntp": time, "ping": ping, "links": links,
     });
@@ -369,7 +374,7 @@ const HANDOVER: &str = "
 #[test]
 fn a_call_beside_a_video_goes_on_soon_when_a_metered_network_takes_over() {
     in_namespace_with(TUNNEL, this_test!(), || async {
-        let (mut lab, ()) = LabVpn::start(HANDOVER, |_, _| ()).await;
+        let (mut lab, ()) = LabVpn::start(HANDOVER, &[], |_, _| ()).await;
         let call_at_server = lab.on_server(datagrams::call_at_server);
         let call_at_device = lab.on_device(datagrams::call_at_device);
         let video_at_server = lab.on_server(datagrams::video_at_server);

@@ -101,8 +101,13 @@ pub struct LabVpn {
 }
 
 impl LabVpn {
-    /// Builds the lab of a scenario, has `prepare` start servers in it, begins the scenario's time, and brings the VPN up.
-    pub async fn start<T>(text: &str, prepare: impl FnOnce(&World, &Path) -> T) -> (LabVpn, T) {
+    /// Builds the lab of a scenario, has `prepare` start servers in it, begins the scenario's time, and brings the VPN up with
+    /// more options.
+    pub async fn start<T>(
+        text: &str,
+        options: &[&str],
+        prepare: impl FnOnce(&World, &Path) -> T,
+    ) -> (LabVpn, T) {
         sh(&format!(
             "mount -t tmpfs t /run
              echo nameserver {} >/run/resolv.conf
@@ -149,6 +154,7 @@ impl LabVpn {
 
         let mut words = vec!["vpn", "up", "--prox", &address, "--state-dir", "vpn"];
         words.extend(classes.iter().flat_map(|class| ["--link", class]));
+        words.extend(options);
         let (vpn, _) = spawn_cedos(world.device(), home.path(), &words);
         let lab = LabVpn {
             waits: Some(note_waits(clock.clone(), [proxy.id(), vpn.id()])),
