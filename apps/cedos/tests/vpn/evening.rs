@@ -7,7 +7,7 @@
 //!   cedos vpn up                        of evening.toml             --tunnel-net
 //! ```
 //!
-//! It prints one JSON object, and fails where a mark is missed.
+//! It prints one JSON object, and fails where a mark is missed, but for what threads waited for a processor meanwhile.
 
 mod datagrams;
 mod lab_vpn;
@@ -141,6 +141,14 @@ const CHANGES: [NetworkChange; 7] = [
     },
 ];
 
+/// Marks that were missed, in words.
+#[derive(Default)]
+struct MissedMarks {
+    missed: Vec<String>,
+    /// Those that would have been met without what threads waited for a processor.
+    missed_on_busy_machine: Vec<String>,
+}
+
 /// What the evening's parts are judged by.
 struct EveningFindings {
     call_down: PacketTimes,
@@ -153,7 +161,7 @@ struct EveningFindings {
 
 impl EveningFindings {
     /// Judges a change: its figures, and the marks that were missed.
-    fn judge(&self, lab: &LabVpn, change: &NetworkChange, missed: &mut Vec<String>) -> Value {
+    fn judge(&self, lab: &LabVpn, change: &NetworkChange, marks: &mut MissedMarks) -> Value {
         let (first_s, last_s) = change.moments(lab);
         let end_s = last_s + AFTERMATH_S;
         let mut row = json!({ "at_s": rounded(first_s, 1e3), "what": change.what });
@@ -193,13 +201,16 @@ impl EveningFindings {
             }
             // A handover has no mark for pings, of which five come in a second.
             let has_mark = name.starts_with("call") || change.kind == ChangeKind::BreakBeforeMake;
-            let waited_ms = self.waits.waited_ms(from_s, to_s.min(end_s));
             if has_mark && took_ms > mark {
-                row[format!("{name}_processor_wait_ms")] = json!(rounded(waited_ms, 1.0));
-                missed.push(format!(
-                    "{}: {name} {took_ms:.0} ms (mark {mark:.0}), of which threads waited {waited_ms:.0} ms for a processor",
+                let waited_ms = self.waits.waited_ms(from_s, to_s.min(end_s));
+                let what = format!(
+                    "{}: {name} {took_ms:.0} ms (mark {mark:.0}), and threads waited {waited_ms:.0} ms for a processor",
                     change.what
-                ));
+                );
+                match took_ms - waited_ms > mark {
+                    true => marks.missed.push(what),
+                    false => marks.missed_on_busy_machine.push(what),
+                }
             }
         }
         if change.kind == ChangeKind::BreakBeforeMake {
@@ -315,10 +326,10 @@ async fn evening() {
         names: name_times,
         waits: lab.waits(),
     };
-    let mut missed = Vec::new();
+    let mut marks = MissedMarks::default();
     let changes = CHANGES.iter();
     let changes: Vec<Value> = changes
-        .map(|change| findings.judge(&lab, change, &mut missed))
+        .map(|change| findings.judge(&lab, change, &mut marks))
         .collect();
     let links = lab.world.seen().links;
     let links: Vec<Value> = links
@@ -338,11 +349,16 @@ async fn evening() {
     });
     for (name, found) in programs {
         if found["whole"] != true {
-            missed.push(format!("{name} was not whole: {found}"));
+            marks.missed.push(format!("{name} was not whole: {found}"));
         }
         report[name] = found;
     }
+    let MissedMarks {
+        missed,
+        missed_on_busy_machine,
+    } = marks;
     report["missed"] = json!(missed);
+    report["missed_on_busy_machine"] = json!(missed_on_busy_machine);
     println!("{}", serde_json::to_string_pretty(&report).expect("JSON"));
     eprintln!("{}", lab.end());
     assert!(missed.is_empty(), "missed: {missed:#?}");
