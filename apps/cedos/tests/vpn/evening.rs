@@ -145,7 +145,7 @@ const CHANGES: [NetworkChange; 7] = [
 #[derive(Default)]
 struct MissedMarks {
     missed: Vec<String>,
-    /// Those that would have been met without what threads waited for a processor.
+    /// Marks that would have been met if no thread had waited for a processor.
     missed_on_busy_machine: Vec<String>,
 }
 

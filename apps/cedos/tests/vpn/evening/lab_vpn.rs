@@ -20,7 +20,7 @@ use tempfile::TempDir;
 
 /// How long programs may take to end after the scenario, which is more than the longest outage.
 const END_WITHIN_S: f64 = 100.0;
-/// How often it is noted how long threads waited for a processor.
+/// The interval at which waits for a processor are noted, in seconds.
 const NOTE_WAITS_EVERY_S: f64 = 0.05;
 
 /// The clock of a scenario.
