@@ -174,6 +174,13 @@ impl Session {
         paths.peek().is_some() && paths.all(|p| p.gated)
     }
 
+    /// The bytes that may be in flight where all paths that could take payload need grants for it; `None` elsewhere.
+    pub fn metered_window(&self) -> Option<u64> {
+        let carriers = self.paths.iter().filter(|p| p.takes_payload());
+        let windows = carriers.map(|p| p.recovery.controller.window());
+        self.is_metered().then(|| windows.sum())
+    }
+
     /// How many datagrams wait to be sent.
     pub fn datagrams_waiting(&self) -> usize {
         self.datagrams.len()

@@ -272,6 +272,13 @@ impl Connection {
         session.is_some_and(Session::is_metered)
     }
 
+    /// The bytes that may be in flight where metered links are all that the session has; `None` elsewhere.
+    pub fn metered_window(&self) -> Option<u64> {
+        let inner = self.shared.inner.lock();
+        let session = inner.core.session(self.session);
+        session.and_then(Session::metered_window)
+    }
+
     /// Whether no path leads to the peer now, or the session is over.
     pub fn has_no_path(&self) -> bool {
         let inner = self.shared.inner.lock();

@@ -26,8 +26,15 @@ const QUEUE_BYTES_MAX: usize = 1536 * 1024; // a guess: several bursts of 64 KiB
 /// The bytes of capsules that are written and not acknowledged at most: 9 Mb/s at a round trip of 60 ms.
 const CAPSULES_AHEAD_MAX: u64 = 64 * 1024; // a guess: half a second at 1 Mb/s
 
-/// The interval at which waiting packets are checked for whether they may leave as datagrams.
-const LOOK_EVERY: Duration = Duration::from_millis(20); // a guess: some packets of a call
+/// The bytes of capsules beyond those that may be in flight: two packets. What is written waits in the flow for its turn, and a
+/// call behind a download then waits for all of it. A path that has just come up lets 12 kB be in flight.
+const CAPSULES_WAITING_MAX: u64 = 3 * 1024;
+
+/// The interval at which waiting packets are checked for whether they may leave as capsules instead of datagrams.
+const LOOK_EVERY: Duration = Duration::from_millis(20); // a guess: one packet of a call
+
+/// The interval at which it is checked whether the flow has room for the next capsule.
+const ROOM_EVERY: Duration = Duration::from_millis(5); // a guess: a quarter of what lies between packets of a call
 
 /// The interval at which held packets are checked for whether they may leave, during an outage, or again. They do not expire.
 const LOOK_IN_OUTAGE_EVERY: Duration = Duration::from_millis(500); // a guess: seldom enough for a battery
@@ -165,12 +172,13 @@ impl PacketSource {
     ) -> io::Result<()> {
         loop {
             while self.has_work() {
-                let has_room = || {
+                let window = connection.metered_window();
+                let has_room = window.is_some_and(|window| {
+                    let ahead_max = CAPSULES_AHEAD_MAX.min(window + CAPSULES_WAITING_MAX);
                     let ahead = connection.unacknowledged(id);
-                    ahead.is_some_and(|ahead| ahead < CAPSULES_AHEAD_MAX)
-                };
-                let may_write = connection.is_metered() && has_room();
-                if let Some(packet) = may_write.then(|| self.next_in_capsule()).flatten() {
+                    ahead.is_some_and(|ahead| ahead < ahead_max)
+                });
+                if let Some(packet) = has_room.then(|| self.next_in_capsule()).flatten() {
                     flow.write_all(&packet_capsule(&packet)).await?;
                     flow.flush().await?;
                     continue;
@@ -178,7 +186,15 @@ impl PacketSource {
                 if self.is_due() {
                     connection.datagrams_ready();
                 }
-                sleep(self.look_every()).await;
+                match (self.is_queue_empty(), window) {
+                    // Only what may have to be sent again is left, or what has gone as datagrams meanwhile.
+                    (true, _) => tokio::select! {
+                        () = self.added.notified() => {}
+                        () = sleep(LOOK_IN_OUTAGE_EVERY) => {}
+                    },
+                    (false, Some(_)) => sleep(ROOM_EVERY).await,
+                    (false, None) => sleep(LOOK_EVERY).await,
+                }
             }
             self.added.notified().await;
         }
@@ -218,11 +234,8 @@ impl PacketSource {
         state.has_work()
     }
 
-    fn look_every(&self) -> Duration {
-        match self.state.lock().queue.is_empty() {
-            true => LOOK_IN_OUTAGE_EVERY,
-            false => LOOK_EVERY,
-        }
+    fn is_queue_empty(&self) -> bool {
+        self.state.lock().queue.is_empty()
     }
 
     /// Drops everything that waits.

@@ -83,9 +83,19 @@ impl WebBrowser {
         home: &Path,
         variables: &[(&str, &Path)],
     ) -> Option<WebBrowser> {
+        WebBrowser::start_with(kind, home, variables, &[]).await
+    }
+
+    /// Starts a browser with more arguments.
+    pub async fn start_with(
+        kind: BrowserKind,
+        home: &Path,
+        variables: &[(&str, &Path)],
+        arguments: &[&str],
+    ) -> Option<WebBrowser> {
         let started = match kind {
-            BrowserKind::Chromium => chromium(home, variables).await,
-            BrowserKind::Firefox => firefox(home, variables).await,
+            BrowserKind::Chromium => chromium(home, variables, arguments).await,
+            BrowserKind::Firefox => firefox(home, variables, arguments).await,
         };
         let Some((child, url, profile)) = started else {
             eprintln!("not tried: {kind:?} is not installed here");
@@ -155,6 +165,23 @@ impl WebBrowser {
     pub async fn open(&mut self, url: &str) {
         let page = json!({"context": self.tab, "url": url, "wait": "complete"});
         self.command("browsingContext.navigate", page).await;
+    }
+
+    /// Begins to open a page, and does not wait until it is loaded.
+    ///
+    /// # Errors
+    /// There is no page, and what the browser says about it.
+    pub async fn visit(&mut self, url: &str) -> Result<(), String> {
+        let page = json!({"context": self.tab, "url": url, "wait": "none"});
+        let visited = self.attempt("browsingContext.navigate", page).await;
+        let fault = |error: Value| error["message"].as_str().unwrap_or_default().to_owned();
+        visited.map(drop).map_err(fault)
+    }
+
+    /// The value of an expression on the page, if there is a page that has one.
+    pub async fn find(&mut self, expression: &str) -> Option<Value> {
+        let result = self.try_evaluate(expression).await.ok()?;
+        (result["type"] == "success").then(|| result["result"]["value"].clone())
     }
 
     /// The value of an expression on the page: a string, a number or a truth.
@@ -412,7 +439,11 @@ user_pref(\"network.connectivity-service.enabled\", false);
 /// How often a browser or its driver is started again that ends at once.
 const BROWSER_TRIES: u32 = 3;
 
-async fn firefox(home: &Path, variables: &[(&str, &Path)]) -> Option<(Child, String, PathBuf)> {
+async fn firefox(
+    home: &Path,
+    variables: &[(&str, &Path)],
+    arguments: &[&str],
+) -> Option<(Child, String, PathBuf)> {
     let program = installed(&["firefox-esr", "firefox"])?;
     let profile = home.join("profile");
     std::fs::create_dir_all(&profile).expect("a folder");
@@ -427,6 +458,7 @@ async fn firefox(home: &Path, variables: &[(&str, &Path)]) -> Option<(Child, Str
             "--profile",
         ])
         .arg(&profile)
+        .args(arguments)
         .stdout(Stdio::null());
     // It ended at once in one of some hundred starts; the cause is not known.
     let mut tries = 0;
@@ -442,7 +474,11 @@ async fn firefox(home: &Path, variables: &[(&str, &Path)]) -> Option<(Child, Str
     Some((child, format!("{}/session", address.trim()), profile))
 }
 
-async fn chromium(home: &Path, variables: &[(&str, &Path)]) -> Option<(Child, String, PathBuf)> {
+async fn chromium(
+    home: &Path,
+    variables: &[(&str, &Path)],
+    more: &[&str],
+) -> Option<(Child, String, PathBuf)> {
     let driver = installed(&["chromedriver"])?;
     let browser = installed(&["chromium", "chromium-browser", "google-chrome"])?;
     let profile = home.join(".config/chromium");
@@ -461,7 +497,7 @@ async fn chromium(home: &Path, variables: &[(&str, &Path)]) -> Option<(Child, St
         tries += 1;
     };
     let port: u16 = port.trim_end_matches('.').parse().expect("a port");
-    let arguments = [
+    let mut arguments = vec![
         "--headless=new".to_owned(),
         // Root has no sandbox, and containers none of what it needs. The pages are the test's own.
         "--no-sandbox".to_owned(),
@@ -472,6 +508,7 @@ async fn chromium(home: &Path, variables: &[(&str, &Path)]) -> Option<(Child, St
         "--disable-dev-shm-usage".to_owned(),
         format!("--user-data-dir={}", profile.display()),
     ];
+    arguments.extend(more.iter().map(|&argument| argument.to_owned()));
     let options = json!({"args": arguments, "binary": browser});
     let wanted = json!({"webSocketUrl": true, "goog:chromeOptions": options});
     let body = json!({"capabilities": {"alwaysMatch": wanted}}).to_string();

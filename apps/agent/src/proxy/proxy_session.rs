@@ -62,6 +62,10 @@ const SILENCE_CHECK: Duration = Duration::from_millis(500);
 /// session moves there: its connections end with it. Lower: a restart of the proxy ends them. Higher: a person waits.
 const SILENT_WITH_CONNECTIONS_MAX: Duration = Duration::from_secs(30); // as `ANSWER_LIMIT`
 
+/// The priority of connections: behind the flow of a packet tunnel, whose packets are calls and queries of names. A connection
+/// fills 32 packets before the next flow has its turn, for which a call would wait.
+const CONNECTION_PRIORITY: u8 = 1; // as on links without grants, where datagrams leave before payload
+
 /// How long closing waits for connections to send their rest.
 const LAST_WORDS: Duration = Duration::from_secs(5); // as `exit` in docs/sockets.md
 
@@ -291,6 +295,7 @@ impl ProxySession {
             // It may have waited.
             within: conn_options.due.map(|due| due.time_left()),
             reachable: true,
+            priority: CONNECTION_PRIORITY,
             ..FlowSettings::default()
         };
         let mut begun = None;

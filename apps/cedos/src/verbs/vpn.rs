@@ -18,6 +18,7 @@ use clap::{ArgAction, Args, Subcommand};
 use d2tp_driver::{AckOffload, ServerList};
 use d2tp_links::{ClassRule, Link};
 use d2tp_sched::CostPolicy;
+use d2tp_session::DrwaLambda;
 use d2tp_tunnel::{INNER_MTU_MIN, PACKET_CONTEXT, TunDevice};
 use nix::sys::signal::{Signal, kill};
 use tokio::signal::unix::{SignalKind, signal};
@@ -136,6 +137,11 @@ struct VpnUpArgs {
     #[arg(long, value_name = "never|free|BYTES", default_value = "free", value_parser = parse_offload, help_heading = EXPERT)]
     offload_acks: AckOffload,
 
+    /// Keep the queues of slow networks short, so that a call does not wait behind downloads: limit the round trip to LAMBDA
+    /// times the shortest one [default without a value: 3]
+    #[arg(long, value_name = "LAMBDA", num_args = 0..=1, require_equals = true, default_missing_value = "3", help_heading = EXPERT)]
+    drwa: Option<DrwaLambda>,
+
     #[command(flatten)]
     transport: TransportArgs,
 
@@ -198,6 +204,7 @@ async fn up(args: VpnUpArgs) -> anyhow::Result<()> {
     let session = ProxySession::new(ProxySessionPeer::Prox, servers, key, links, |config| {
         args.transport.apply(config);
         config.ack_offload = args.offload_acks;
+        config.drwa = args.drwa;
     });
     session.set_answer_limit(None);
     session.report_carriers();

@@ -186,6 +186,53 @@ fn where_only_a_metered_network_is_up_names_and_datagrams_use_it() {
     });
 }
 
+/// Downloads beside which packets are to leave soon.
+const DOWNLOADS: usize = 16;
+
+/// The longest median round trip of UDP beside them: the slow link's queue of 100 ms, and some packets.
+const BESIDE_DOWNLOADS_MAX: Duration = Duration::from_millis(200);
+
+#[test]
+fn on_a_metered_network_packets_leave_before_the_bytes_of_downloads() {
+    in_namespace_with(TUNNEL, this_test!(), || async {
+        let scene = Scene::start_slow().await;
+        let vpn = scene.up_over("w*=metered", &[]).await;
+        let downloads: Vec<TcpStream> = (0..DOWNLOADS)
+            .map(|_| {
+                let mut stream = TcpStream::connect((SERVER, 80)).expect("connected");
+                stream
+                    .write_all(b"GET / HTTP/1.1\r\n\r\n")
+                    .expect("writable");
+                stream
+            })
+            .collect();
+        for stream in &downloads {
+            let mut stream = stream.try_clone().expect("a descriptor");
+            // Until the test is over.
+            std::thread::spawn(move || std::io::copy(&mut stream, &mut std::io::sink()));
+        }
+        until_async("all are carried", async || {
+            (status(&scene).await["vpn"]["flows"] == DOWNLOADS).then_some(())
+        })
+        .await;
+        let socket = udp("198.18.0.2:7");
+        socket
+            .set_read_timeout(Some(PATIENCE))
+            .expect("a length of time");
+        let mut took = Vec::new();
+        for number in 0..15_u8 {
+            let busy = ProcessorWait::of(&[scene.proxy, pid_of(&vpn.child)]);
+            let (_, round_trip) = ask(&socket, &[number; 160]);
+            took.push(round_trip.saturating_sub(busy.longest()));
+        }
+        took.sort();
+        eprintln!("beside {DOWNLOADS} downloads: {took:?}");
+        assert!(took[took.len() / 2] < BESIDE_DOWNLOADS_MAX, "{took:?}");
+        drop(downloads);
+        end(&scene, vpn).await;
+    });
+}
+
 #[test]
 fn flows_and_datagrams_survive_a_change_of_network() {
     in_namespace_with(TUNNEL, this_test!(), || {
