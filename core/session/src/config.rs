@@ -55,8 +55,8 @@ pub struct EndpointConfig {
     /// The most bytes of a flow that may be in flight or unread. A larger window suits longer and
     /// faster paths, and costs this much memory for each busy flow.
     pub flow_window: u64,
-    /// The same for a flow of which nothing was read yet, if it is less: the window grows by as much as is read. A
-    /// smaller one leaves a session room for more flows that nobody reads.
+    /// The most bytes that may be in flight or unread of a flow of which nothing was read yet, if less than `flow_window`.
+    /// The window grows by as much as is read. A smaller value leaves a session room for more flows that nobody reads.
     pub flow_window_first: u64,
     /// The most bytes of all flows of a session together that may be in flight or unread.
     pub session_window: u64,
