@@ -157,7 +157,8 @@ impl ModelSender {
     }
 
     fn receive_acks(&mut self, now: Time, siblings: &[SiblingPath]) {
-        while let Some((at, number)) = self.acks.pop_front_if(|(at, _)| *at <= now) {
+        while let Some(&(at, number)) = self.acks.front().filter(|(at, _)| *at <= now) {
+            self.acks.pop_front();
             match self.received.last_mut() {
                 Some((_, high)) if *high + 1 == number => *high = number,
                 _ => self.received.push((number, number)),
