@@ -186,8 +186,15 @@ impl SessionFlow {
         !self.unclaimed && !self.pause_in.1 && self.send.is_unacked(offset, len)
     }
 
+    /// Whether a writer waits that has enough room now. It does not wait any more then.
+    pub(crate) fn take_writable(&mut self, send_buffer: u64) -> bool {
+        let is_writable = self.wants_writable && self.is_writable(send_buffer);
+        self.wants_writable &= !is_writable;
+        is_writable
+    }
+
     /// Whether the flow has enough room to wake its writer.
-    pub(crate) fn is_writable(&self, send_buffer: u64) -> bool {
+    fn is_writable(&self, send_buffer: u64) -> bool {
         let has_room = if self.has_source {
             self.send.wants_source(send_buffer)
         } else {
@@ -348,14 +355,13 @@ impl FlowTable {
         self.grown
     }
 
-    /// R-FLOW-13: sets how many bytes of a flow may be in flight or unread.
-    pub(crate) fn set_share(&mut self, id: FlowId, share: u64) {
-        let Some(flow) = self.table.get_mut(&id) else {
-            return;
-        };
+    /// R-FLOW-13: sets how many bytes of a flow may be in flight or unread. Returns the flow, if it is there.
+    pub(crate) fn set_share(&mut self, id: FlowId, share: u64) -> Option<&mut SessionFlow> {
+        let flow = self.table.get_mut(&id)?;
         let had_grown = flow.recv.has_grown();
         flow.recv.set_share(share);
         self.grown += u64::from(!had_grown && flow.recv.has_grown());
+        Some(flow)
     }
 
     pub(crate) fn insert(&mut self, flow: SessionFlow) {

@@ -346,11 +346,9 @@ impl Session {
         let limit = self.config.send_buffer;
         let mut writable = Vec::new();
         for flow in self.flows.iter_mut().filter(|f| f.wants_writable) {
-            if flow.is_writable(limit) {
-                flow.wants_writable = false;
-                writable.push(flow.id);
-            } else {
-                self.awaits_memory |= flow.send.memory_room() == 0;
+            match flow.take_writable(limit) {
+                true => writable.push(flow.id),
+                false => self.awaits_memory |= flow.send.memory_room() == 0,
             }
         }
         for id in writable {
@@ -362,8 +360,7 @@ impl Session {
         self.credit.consumed += n;
         self.offer_credit();
         let share = self.flow_share();
-        self.flows.set_share(id, share);
-        let Some(flow) = self.flows.get_mut(id) else {
+        let Some(flow) = self.flows.set_share(id, share) else {
             return;
         };
         if flow.recv.wants_credit() {

@@ -360,8 +360,7 @@ impl Session {
                 flow.wants |= want::OPEN;
             }
             // What the peer has may have freed all that was held, and no ACK will come for it.
-            if flow.wants_writable && flow.is_writable(limit) {
-                flow.wants_writable = false;
+            if flow.take_writable(limit) {
                 self.emit(SessionEvent::Writable(id));
             }
         }

@@ -36,6 +36,9 @@ use crate::syn::{Syn, SynAck, SynAckBody, SynOrigin};
 /// R-TICKET-4: the number of WAKEs of a host per second that may be replays and are answered without a
 /// cookie. Each costs two X25519 operations: about 1 ms of a second in total.
 const DOUBTFUL_WAKES_PER_SECOND: u32 = 20; // a guess
+/// R-TICKET-4: the number of WAKEs of a host per second that may be replays, or are not of the holder of their ticket, up to
+/// which the next ones are read under load. Reading one costs about 15 µs, most of it for hashes.
+const DOUBTFUL_WAKES_READ: u32 = 1_000; // a guess: a 60th of a core
 /// The smallest SYN or WAKE that is read: its answer needs that much.
 pub(crate) const SYN_BYTES_MIN: usize = 160;
 /// How many times longer a handshake may be half open if its SYN came without padding: an answer of 230
@@ -103,8 +106,15 @@ impl Endpoint {
         // before. R-STREAM-5: the address of a connection is proved too.
         let proved = StreamPathId::of(&from.remote).is_some()
             || self.cookie_secrets.verify_mac2(bytes, from.remote);
-        if self.is_loaded() && kind == PacketKind::Syn && !proved {
-            // R-HS-7: under load the address is proved first: no state, no public-key work.
+        let is_doubtful = match kind {
+            PacketKind::Wake => {
+                let most = self.part_of_host(DOUBTFUL_WAKES_READ as usize);
+                self.doubtful_wakes(now) > most
+            }
+            _ => true,
+        };
+        if self.is_loaded() && is_doubtful && !proved {
+            // R-HS-7, R-TICKET-4: under load the address is proved first: no state, no public-key work.
             return self.answer_cookie(from, cid, mac1);
         }
         if self.is_loaded() && proved {
@@ -128,6 +138,9 @@ impl Endpoint {
             _ => self.read_syn(message, &mut payload),
         };
         let Some((responder, syn)) = read else {
+            if kind == PacketKind::Wake && !proved {
+                self.count_doubtful_wake(now);
+            }
             return;
         };
         let key = (responder.peer(), syn.instance);
@@ -210,14 +223,19 @@ impl Endpoint {
         self.finish_lookup(now, handshake);
     }
 
-    /// R-TICKET-4: counts a WAKE that may be a replay. Returns whether there were too many in this
-    /// second.
-    fn is_wake_budget_spent(&mut self, now: Time) -> bool {
+    /// R-TICKET-4: the number of WAKEs of this second that may be replays, or were not of the holder of their ticket.
+    fn doubtful_wakes(&mut self, now: Time) -> usize {
         if now.since(self.wake_window.0) >= Span::from_secs(1) {
             self.wake_window = (now, 0);
         }
+        self.wake_window.1 as usize
+    }
+
+    /// Counts one of [`Endpoint::doubtful_wakes`]; returns how many there were in this second.
+    fn count_doubtful_wake(&mut self, now: Time) -> usize {
+        let before = self.doubtful_wakes(now);
         self.wake_window.1 = self.wake_window.1.saturating_add(1);
-        self.wake_window.1 as usize > self.part_of_host(DOUBTFUL_WAKES_PER_SECOND as usize)
+        before + 1
     }
 
     /// Asks for a proof of address with a COOKIE, without a public-key operation and without state.
@@ -285,8 +303,9 @@ impl Endpoint {
         // R-TICKET-4: a WAKE that cannot be accepted, or a repeated one, may be a replay, and its
         // answer would cost two X25519 operations.
         let accepted = matches!(answer, SynAck::Accepted(_)) && self.half_open.of(&key).len() == 0;
-        if syn.ticket_of.is_some() && !origin.proved && !accepted && self.is_wake_budget_spent(now)
-        {
+        let most = self.part_of_host(DOUBTFUL_WAKES_PER_SECOND as usize);
+        let is_doubtful = syn.ticket_of.is_some() && !origin.proved && !accepted;
+        if is_doubtful && self.count_doubtful_wake(now) > most {
             return self.answer_cookie(from, cid, origin.mac1);
         }
         let Some((secrets, out)) = seal_syn_ack(cid, responder, &answer) else {

@@ -269,11 +269,9 @@ impl Session {
             return;
         };
         if flow.wants_writable {
-            if flow.is_writable(limit) {
-                flow.wants_writable = false;
-                self.emit(SessionEvent::Writable(id));
-            } else {
-                self.awaits_memory |= flow.send.memory_room() == 0;
+            match flow.take_writable(limit) {
+                true => self.emit(SessionEvent::Writable(id)),
+                false => self.awaits_memory |= flow.send.memory_room() == 0,
             }
         }
         self.retire_if_complete(id);

@@ -438,9 +438,7 @@ impl Session {
             out += len as u64;
             // A source is asked for more as its bytes leave. ACKs alone would let it follow their clock: a receiver that was
             // asked for one ACK per many packets delays it if fewer arrive, and the path idles meanwhile.
-            let wants_source = flow.has_source && flow.wants_writable;
-            if wants_source && flow.is_writable(send_buffer) {
-                flow.wants_writable = false;
+            if flow.has_source && flow.take_writable(send_buffer) {
                 drawn.push(id);
             }
             if gated {

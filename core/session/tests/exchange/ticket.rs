@@ -1,6 +1,7 @@
 //! Coming back by ticket: when a device shows one, when a server takes it, and what happens when not.
 
 use crate::pair::*;
+use d2tp_seal::SynMacs;
 use d2tp_session::*;
 
 const SYN: u8 = 0x81;
@@ -223,6 +224,48 @@ fn a_flood_of_stale_wakes_costs_little_public_key_work_and_an_honest_one_gets_in
     comes_back(&mut p, &record, 700, "192.0.2.201:4000");
     p.run_for(MS.times(100));
     assert_eq!(knocks(&p), [WAKE]);
+    let state = p.device.session(p.session).map(Session::state);
+    assert_eq!(state, Some(SessionState::Established));
+}
+
+#[test]
+fn where_too_many_wakes_are_in_doubt_the_next_one_proves_its_address_before_it_is_read() {
+    // R-TICKET-4
+    let mut p = Pair::new();
+    let (_, record) = asleep(&mut p);
+    comes_back(&mut p, &record, 500, "192.0.2.200:4000");
+    p.run_for(MS.times(200));
+    p.cut(0);
+    p.run_for(Span::from_secs(60));
+    let server = p.server_session().unwrap();
+    p.server.hibernate(p.now, server).unwrap();
+    let session = p.session;
+    let record = p.device.hibernate(p.now, session).unwrap();
+    let stale = p.log.iter().find(|(_, _, bytes)| bytes[0] == WAKE);
+    let stale = stale.expect("it came by ticket").2.clone();
+    let mut out = vec![0; 65_536];
+    for n in 0..1_100u16 {
+        let mut bytes = stale.clone();
+        let addresses = Addresses {
+            link: LinkId(0),
+            local: None,
+            remote: ([198, 51, 100, 66], 1000 + n).into(),
+        };
+        if n % 2 == 0 {
+            // Not of the ticket's holder, by somebody who knows the server's key.
+            let last = bytes.len() - SynMacs::BYTES - 1;
+            bytes[last] ^= 1;
+            SynMacs::write(&mut bytes, &server_key().public(), None);
+        }
+        let bytes = &mut bytes[..];
+        p.server
+            .handle_datagram(p.now, IncomingDatagram { addresses, bytes });
+        while p.server.poll_transmit(p.now, &mut out).is_some() {}
+    }
+    p.log.clear();
+    comes_back(&mut p, &record, 700, "192.0.2.201:4000");
+    p.run_for(MS.times(100));
+    assert_eq!(knocks(&p), [WAKE, WAKE], "the second with the cookie");
     let state = p.device.session(p.session).map(Session::state);
     assert_eq!(state, Some(SessionState::Established));
 }
