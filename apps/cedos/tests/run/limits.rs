@@ -73,6 +73,52 @@ fn a_program_has_three_hundred_connections_at_once() {
     });
 }
 
+/// An origin that answers `e` and sends without end to who says `f`; returns its port.
+async fn endless_origin() -> u16 {
+    sh(&format!("ip addr add {ORIGIN}/32 dev lo"));
+    let listener = TcpListener::bind((ORIGIN, 0)).await.expect("a port");
+    let port = listener.local_addr().expect("it").port();
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                if client.read_u8().await.is_ok_and(|said| said == b'e') {
+                    return client.write_all(b"e").await;
+                }
+                loop {
+                    client.write_all(&[0; 65_536]).await?;
+                }
+            });
+        }
+    });
+    port
+}
+
+#[test]
+fn connections_that_nobody_reads_leave_room_to_others() {
+    in_namespace(this_test!(), async || {
+        if !installed("python3") {
+            return;
+        }
+        let home = tempfile::tempdir().expect("a directory");
+        let port = endless_origin().await;
+        let proxy = ProxyProcess::start(home.path(), "127.0.0.1:0", &[]).await;
+        let script = format!(
+            "import socket as s, time\n\
+             open = lambda: s.create_connection(('{ORIGIN}', {port}))\n\
+             unread = [open() for _ in range(20)]\n\
+             for c in unread: c.sendall(b'f')\n\
+             time.sleep(5)\n\
+             one = open(); one.settimeout(20); one.sendall(b'e'); print(one.recv(1))"
+        );
+        let words = ["python3", "-c", &script];
+        let output = run(home.path(), &proxy.address, &["--rung", "preload"], &words).output();
+        let output = tokio::time::timeout(PATIENCE, output).await;
+        let output = output.expect("it ends").expect("cedos");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(said.trim(), "b'e'", "{output:?}");
+    });
+}
+
 #[test]
 fn one_connection_too_many_waits_until_another_ends() {
     in_namespace(this_test!(), async || {
