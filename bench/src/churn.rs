@@ -65,7 +65,7 @@ pub struct ChurnOptions {
     /// The program `cedos` [default: the one in this program's folder]
     #[arg(long)]
     cedos: Option<PathBuf>,
-    /// The directory of the proxies' state during the run; it should be on a disk
+    /// The directory in which the proxies' state is during the run; it should be on a disk
     #[arg(long)]
     dir: Option<PathBuf>,
     /// One JSON object on standard output instead of the table
@@ -137,15 +137,19 @@ pub fn run(options: &ChurnOptions) -> Result<()> {
     let minute = minute(options)?;
     network::enter_user_namespace()?;
     let network = churn_network::make(options.mbps)?;
-    let temporary = tempfile::tempdir()?;
-    let dir = options.dir.as_deref().unwrap_or(temporary.path());
+    // Records of an earlier run count as flows that sleep.
+    let dir = match &options.dir {
+        Some(dir) => tempfile::tempdir_in(dir),
+        None => tempfile::tempdir(),
+    };
+    let dir = dir.context("--dir")?;
     let mut server = own_program("churn-server")?;
     server
         .args(["--nodes", &options.nodes.to_string()])
         .args(["--address", &network.receiver_address().to_string()])
         .args(["--object-bytes", &object_bytes(options)?.to_string()])
         .arg("--dir")
-        .arg(dir);
+        .arg(dir.path());
     if let Some(program) = &options.cedos {
         server.arg("--cedos").arg(program);
     }

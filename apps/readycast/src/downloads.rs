@@ -391,7 +391,7 @@ impl Library {
     pub fn active_downloads(&self) -> Result<Vec<ActiveDownload>, LibraryError> {
         let connection = self.lock();
         let mut query = connection.prepare_cached(
-            "SELECT id, job, file, deadline, transfer_record FROM episodes WHERE state = ?1
+            "SELECT id, job, file, deadline, transfer_record FROM episodes WHERE state = ?1 AND state <> 0
              ORDER BY ifnull(deadline, 9e18), published, id",
         )?;
         let rows = query.query_map([EpisodeState::Downloading.number()], |row| {
@@ -491,22 +491,27 @@ fn source(row: &Row<'_>, choice: EnclosureChoice) -> rusqlite::Result<EpisodeSou
     })
 }
 
+/// Selects what [`candidates`] returns. Each set has an index of its own, so a channel of thousands of episodes is not read
+/// whole.
+const CANDIDATES: &str =
+    "SELECT e.*, c.title AS channel_title, c.url AS feed, c.authorization, c.local_host FROM episodes e
+     JOIN channels c ON c.id = e.channel
+     WHERE e.id IN (
+        SELECT id FROM episodes WHERE channel = :channel AND state <> 0 AND state = :ready
+        UNION SELECT id FROM episodes WHERE channel = :channel AND own_deadline IS NOT NULL
+        UNION SELECT id FROM episodes WHERE channel = :channel AND state IN (:new, :failed) AND file IS NOT NULL
+        UNION SELECT id FROM (
+            SELECT id FROM episodes WHERE channel = :channel AND (played = 0 OR NOT :unplayed)
+            ORDER BY published DESC, id DESC LIMIT :latest))
+     ORDER BY e.published DESC, e.id DESC";
+
 /// Episodes of a channel that a plan can concern: the newest, those with a file, and those asked for.
 fn candidates(
     transaction: &Transaction<'_>,
     channel: ChannelId,
     rule: &ChannelRule,
 ) -> rusqlite::Result<Vec<Candidate>> {
-    let mut query = transaction.prepare_cached(
-        "SELECT e.*, c.title AS channel_title, c.url AS feed, c.authorization, c.local_host FROM episodes e
-         JOIN channels c ON c.id = e.channel
-         WHERE e.channel = :channel AND (
-            e.state = :ready OR e.own_deadline IS NOT NULL
-            OR (e.state IN (:new, :failed) AND e.file IS NOT NULL) OR e.id IN (
-                SELECT id FROM episodes WHERE channel = :channel AND (played = 0 OR NOT :unplayed)
-                ORDER BY published DESC, id DESC LIMIT :latest))
-         ORDER BY e.published DESC, e.id DESC",
-    )?;
+    let mut query = transaction.prepare_cached(CANDIDATES)?;
     let rows = query.query_map(
         named_params! {
             ":channel": channel.0,
@@ -659,4 +664,33 @@ fn plan_start(
     }
     plan.start.push(planned);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_reads_no_channel_whole() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let library = Library::open(folder.path()).expect("a library");
+        let connection = library.lock();
+        let mut explained = connection
+            .prepare(&format!("EXPLAIN QUERY PLAN {CANDIDATES}"))
+            .expect("valid");
+        let steps = explained.query_map([], |row| row.get::<_, String>("detail"));
+        let steps: Vec<String> = steps
+            .expect("rows")
+            .map(|step| step.expect("text"))
+            .collect();
+        assert!(
+            !steps.iter().any(|step| step.starts_with("SCAN e")),
+            "{steps:#?}"
+        );
+        let of_channel = steps
+            .iter()
+            .filter(|step| step.contains("episodes_of_channel"));
+        // The newest: their number is limited.
+        assert_eq!(of_channel.count(), 1, "{steps:#?}");
+    }
 }

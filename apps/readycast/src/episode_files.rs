@@ -48,7 +48,7 @@ impl Library {
     pub fn ready_files(&self) -> Result<Vec<ReadyFile>, LibraryError> {
         let connection = self.lock();
         let mut query = connection.prepare_cached(
-            "SELECT id, file, file_system FROM episodes WHERE state = ?1 AND file IS NOT NULL",
+            "SELECT id, file, file_system FROM episodes WHERE state = ?1 AND state <> 0 AND file IS NOT NULL",
         )?;
         let rows = query.query_map([EpisodeState::Ready.number()], |row| {
             Ok(ReadyFile {

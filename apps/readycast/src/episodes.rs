@@ -31,8 +31,12 @@ impl Library {
         if query.channel.is_some() {
             filter.push_str(" AND e.channel = :channel");
         }
-        if query.state.is_some() {
+        if let Some(state) = query.state {
             filter.push_str(" AND e.state = :state");
+            if state != EpisodeState::New {
+                // By this SQLite knows that the index of what is not new has them all.
+                filter.push_str(" AND e.state <> 0");
+            }
         }
         if query.played.is_some() {
             filter.push_str(" AND e.played = :played");

@@ -293,7 +293,7 @@ impl Library {
     /// The database fails.
     pub fn file_totals(&self) -> Result<(u64, u64), LibraryError> {
         let totals = self.lock().query_row(
-            "SELECT count(*), total(file_bytes) FROM episodes WHERE state = :ready",
+            "SELECT count(*), total(file_bytes) FROM episodes WHERE state = :ready AND state <> 0",
             named_params! {":ready": EpisodeState::Ready.number()},
             |row| Ok((row.get::<_, i64>(0)?, row.get::<_, f64>(1)?)),
         )?;
