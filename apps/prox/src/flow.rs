@@ -112,6 +112,7 @@ async fn conduct<F: FlowIo>(
     }
     match prox.admit(flow.peer(), flow.deadline_left()).await {
         Ok(permit) => {
+            flow.limit_moved_deadlines(prox.deadline_max(&flow.peer()));
             let outcome = serve_new(flow, prox, watch, record).await;
             prox.settle_permit(permit, &outcome);
             outcome

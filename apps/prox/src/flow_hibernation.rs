@@ -155,6 +155,7 @@ pub(crate) async fn serve_resumed<F: FlowIo>(
         prox.ledger.count_hibernated(flow.peer());
     }
     let permit = prox.ledger.readmit_hibernated(flow.peer());
+    flow.limit_moved_deadlines(prox.deadline_max(&flow.peer()));
     let lost = ProxFlowOutcome::Reset(ResetCause::StoreFailed);
     let Some(memo) = FlowMemo::decode(&memo) else {
         return lost;

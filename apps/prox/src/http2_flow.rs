@@ -368,6 +368,8 @@ impl FlowIo for Http2Flow {
         None
     }
 
+    fn limit_moved_deadlines(&mut self, _max: Duration) {}
+
     fn send_source(&mut self, source: Arc<dyn SendSource>) {
         self.source = Some(source);
     }

@@ -107,6 +107,10 @@ impl<F: FlowIo> FlowIo for MeteredFlow<F> {
         self.flow.deadline_left()
     }
 
+    fn limit_moved_deadlines(&mut self, max: Duration) {
+        self.flow.limit_moved_deadlines(max);
+    }
+
     fn send_source(&mut self, source: Arc<dyn SendSource>) {
         self.flow.send_source(source);
     }

@@ -596,6 +596,11 @@ impl Prox {
         }
     }
 
+    /// The furthest deadline that a client may give its flows.
+    pub(crate) fn deadline_max(&self, client: &HostKey) -> Duration {
+        self.limits.of(client).deadline
+    }
+
     fn admit_now(
         &self,
         client: HostKey,
@@ -604,7 +609,7 @@ impl Prox {
         if !self.is_client(&client) {
             return Err(ProxRefusal::ClientUnknown(show_key(&client)));
         }
-        let furthest = self.limits.of(&client).deadline;
+        let furthest = self.deadline_max(&client);
         if deadline.is_some_and(|left| left > furthest) {
             return Err(ProxRefusal::DeadlineTooFar(furthest));
         }

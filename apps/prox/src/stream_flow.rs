@@ -239,6 +239,8 @@ impl FlowIo for StreamFlow {
         None
     }
 
+    fn limit_moved_deadlines(&mut self, _max: Duration) {}
+
     fn send_source(&mut self, source: Arc<dyn SendSource>) {
         self.source = Some(source);
     }

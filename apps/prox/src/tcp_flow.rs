@@ -71,6 +71,8 @@ impl FlowIo for TcpFlow {
         either!(self, flow => flow.deadline_left())
     }
 
+    fn limit_moved_deadlines(&mut self, _max: Duration) {}
+
     fn send_source(&mut self, source: Arc<dyn SendSource>) {
         either!(self, flow => flow.send_source(source));
     }

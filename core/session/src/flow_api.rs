@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use d2tp_time::Time;
+use d2tp_time::{Span, Time};
 use d2tp_wire::{FlowId, ReasonCode, VARINT_MAX};
 
 use crate::config::RESTORED_BUFFER_BYTES;
@@ -436,6 +436,10 @@ impl Session {
             self.flows.touch(id);
         }
         Ok(())
+    }
+    /// At a server: from now on the device may move deadlines of its flows no further away than this.
+    pub fn limit_moved_deadlines(&mut self, max: Span) {
+        self.moved_deadline_max = Some(max);
     }
     /// A flow's deadline.
     pub fn deadline(&self, id: FlowId) -> Option<Time> {

@@ -373,7 +373,7 @@ impl Session {
                 remaining_ms,
             } => {
                 let asked = remaining_ms.map(|ms| now + Span::from_millis(ms));
-                let deadline = self.cut_deadline(now, asked);
+                let deadline = self.cut_moved_deadline(now, asked);
                 if let Some(f) = self.flows.get_mut(flow)
                     && seq > f.deadline_seq
                 {

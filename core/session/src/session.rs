@@ -245,6 +245,8 @@ pub struct Session {
     pub(crate) suspending: Option<ReasonCode>,
     /// Whether a server has received SUSPEND.
     pub(crate) paused: bool,
+    /// The furthest deadline that a device may move a flow to, if that is nearer than for others.
+    pub(crate) moved_deadline_max: Option<Span>,
     /// A device's links whose two directions share one medium.
     pub(crate) half_duplex: Vec<LinkId>,
     /// Whether a path is kept open for the server, with or without flows.
@@ -339,6 +341,7 @@ impl Session {
             close_ack: None,
             suspending: None,
             paused: false,
+            moved_deadline_max: None,
             half_duplex: Vec::new(),
             reachable: false,
             flows_elsewhere: 0,

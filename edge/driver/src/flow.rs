@@ -462,6 +462,10 @@ impl FlowIo for Flow {
         let deadline: Time = inner.core.session(self.session)?.deadline(self.id)?;
         Some(deadline.since(clock::now()).into())
     }
+    fn limit_moved_deadlines(&mut self, max: Duration) {
+        self.shared
+            .with(self.session, |s| s.limit_moved_deadlines(max.into()));
+    }
     fn send_source(&mut self, source: Arc<dyn SendSource>) {
         let base = self.send_end();
         self.draw_from(source, base);

@@ -38,6 +38,9 @@ pub trait FlowIo: AsyncRead + AsyncWrite + Send + Unpin + 'static {
     fn peer(&self) -> HostKey;
     /// Time left until the deadline, if there is one.
     fn deadline_left(&self) -> Option<Duration>;
+    /// Lets the peer move the deadlines of its flows no further away than this from now on. One that is further away
+    /// already stays.
+    fn limit_moved_deadlines(&mut self, max: Duration);
     /// Sends the content of `source` from its offset 0, after all data written before, and then the
     /// end. Returns at once; the flow keeps the source.
     fn send_source(&mut self, source: Arc<dyn SendSource>);

@@ -398,6 +398,22 @@ async fn a_deadline_ends_a_flow_by_itself_and_may_be_moved_before() {
 }
 
 #[tokio::test]
+async fn a_deadline_may_be_moved_no_further_than_the_client_is_allowed() {
+    let (origin, _gate) = gated(pattern(5_000), 1_000, "Content-Length: LEN\r\n").await;
+    let prox = Prox::new(ProxConfig {
+        deadline_horizon: Duration::from_secs(1),
+        ..config()
+    })
+    .unwrap();
+    let (serving, mut device) = start_until(&prox, CLIENT, Some(Duration::from_millis(900)));
+    device.send(get(&origin.url("/"), "")).await;
+    until(|| !origin.requests().is_empty()).await;
+    device.set_deadline(Duration::from_secs(86_400));
+    let report = ended(serving).await;
+    assert_eq!(report.outcome, ProxFlowOutcome::Reset(ResetCause::Deadline));
+}
+
+#[tokio::test]
 async fn a_large_object_spills_to_disk_and_comes_back_the_same() {
     let data = pattern(2_000_000);
     for head in ["Content-Length: LEN\r\n", "Connection: close\r\n"] {

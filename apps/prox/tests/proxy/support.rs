@@ -30,6 +30,8 @@ struct Shared {
     over: Option<Result<(), io::ErrorKind>>,
     finished: Option<Waker>,
     deadline: Option<Instant>,
+    /// The furthest deadline that the device may move the flow to.
+    moved_deadline_max: Option<Duration>,
     /// Whether the proxy has allowed the flow to hibernate.
     may_sleep: bool,
 }
@@ -134,6 +136,10 @@ impl FlowIo for MemoryFlow {
     fn deadline_left(&self) -> Option<Duration> {
         let deadline = self.shared.lock().deadline?;
         Some(deadline.saturating_duration_since(Instant::now()))
+    }
+
+    fn limit_moved_deadlines(&mut self, max: Duration) {
+        self.shared.lock().moved_deadline_max = Some(max);
     }
 
     fn send_source(&mut self, source: Arc<dyn SendSource>) {
@@ -316,7 +322,9 @@ impl Device {
 
     /// Moves the flow's deadline to this time from now.
     pub fn set_deadline(&self, left: Duration) {
-        self.shared.lock().deadline = Some(Instant::now() + left);
+        let mut shared = self.shared.lock();
+        let left = left.min(shared.moved_deadline_max.unwrap_or(left));
+        shared.deadline = Some(Instant::now() + left);
     }
 }
 

@@ -184,6 +184,15 @@ impl Session {
         }
     }
 
+    /// R-QUOTA-3: cuts a deadline that a device moves; its session may have a limit of its own.
+    pub(super) fn cut_moved_deadline(&self, now: Time, deadline: Option<Time>) -> Option<Time> {
+        let cut = self.cut_deadline(now, deadline);
+        match self.moved_deadline_max {
+            Some(max) => cut.map(|d| d.min(now + max)),
+            None => cut,
+        }
+    }
+
     /// R-QUOTA-3: informs the peer of a deadline that was cut, so that both ends use the same one.
     pub(super) fn announce_deadline(&mut self, id: FlowId, deadline: Option<Time>) {
         if let Some(flow) = self.flows.get_mut(id)

@@ -569,6 +569,42 @@ fn a_deadline_beyond_the_horizon_is_cut_and_told() {
 }
 
 #[test]
+fn a_deadline_may_be_moved_no_further_than_the_device_is_allowed() {
+    // R-QUOTA-3
+    let mut r = Rogue::inside(EndpointConfig::default());
+    let id = r.session().unwrap();
+    r.say(&[Frame::Open {
+        flow: flow(0),
+        flags: 0,
+        priority: 0,
+        size: None,
+        deadline_ms: Some(60_000),
+    }]);
+    let max = Span::from_secs(3600);
+    r.server.with(id, |s| s.limit_moved_deadlines(max)).unwrap();
+    for (seq, asked) in [(1, Some(7_200_000)), (3, Some(1_000))] {
+        r.say(&[Frame::Deadline {
+            flow: flow(0),
+            seq,
+            remaining_ms: asked,
+        }]);
+    }
+    let told = r.heard_frames(|f| match f {
+        Frame::Deadline {
+            seq, remaining_ms, ..
+        } => Some((*seq, *remaining_ms)),
+        _ => None,
+    });
+    assert_eq!(
+        told,
+        [(2, Some(3_600_000))],
+        "the nearer one stays as it is"
+    );
+    let left = r.server.with(id, |s| s.deadline(flow(0))).unwrap();
+    assert_eq!(left, Some(r.now + Span::from_secs(1)));
+}
+
+#[test]
 fn a_full_server_refuses_the_new_and_keeps_the_sleeping_waiting() {
     // R-QUOTA-4
     let mut r = Rogue::inside(EndpointConfig {
