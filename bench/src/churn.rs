@@ -10,7 +10,7 @@
 //!              └ baseline ┴ 10 minutes leave ┴ 9 come ┴
 //! ```
 //!
-//! The server is D2Prox in its default configuration, one process or several; another process runs
+//! The server is D2Prox in its default configuration but for memory for sessions, one process or several; another process runs
 //! all hosts, which download one object through it. The server's link limits them. Hosts leave
 //! when a minute begins. Hosts come back at any time within a minute: after minutes of silence each
 //! needs a handshake, and a tenth of all at once would overload the server. As soon as all are

@@ -7,7 +7,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use cedos_lab_rig::PATIENCE;
-use cedos_lab_rig::program::{ProxyProcess, run};
+use cedos_lab_rig::processor_wait::ProcessorWait;
+use cedos_lab_rig::program::{ProxyProcess, pid_of, run};
 use cedos_lab_rig::wait::until;
 
 use crate::nodes::{Downloads, Nodes, SIZE, address_of_both};
@@ -19,6 +20,9 @@ const BATCH: usize = 20;
 /// What a device gets in a second: its download lasts for longer than all take to begin.
 const SLOW: &str = "client_down_bytes_per_s = 8000\n";
 const SLOW_OPTIONS: [&str; 2] = ["--config", "slow.toml"];
+
+/// The longest silence of a device while its node is replaced, in an optimised build.
+const UPGRADE_SILENCE_MAX: Duration = Duration::from_millis(300);
 
 /// Counts the sessions of which the store has a record.
 const SESSIONS_WITH_RECORD: &str = "local n = 0
@@ -169,6 +173,7 @@ async fn two_hundred_devices_hear_little_of_a_node_that_is_replaced() {
         return;
     };
     let before = scene.bytes();
+    let busy = ProcessorWait::of(&[pid_of(&scene.first.child)]);
     let upgrade = ["--listen", scene.first.listens_at(), "--upgrade"];
     let begun = Instant::now();
     let _new = scene
@@ -178,7 +183,12 @@ async fn two_hundred_devices_hear_little_of_a_node_that_is_replaced() {
     let lasted = begun.elapsed();
     let longest = scene.all_have_gone_on(&before).await;
     let (median, _) = scene.downloads.silence();
+    let busy = busy.longest();
     eprintln!("replaced in {lasted:?}; silence median {median:?}, longest {longest:?}");
+    assert!(
+        longest <= UPGRADE_SILENCE_MAX + busy,
+        "{longest:?}, a thread waited {busy:?} for a processor"
+    );
     scene.nodes.assert_whole(scene.downloads).await;
 }
 
