@@ -28,9 +28,10 @@ pub(crate) const STREAM_AFTER: Span = Span::from_secs(1);
 /// The pause after a stream could not be opened, doubled each time.
 const STREAM_RETRY: Span = Span::from_secs(2); // a guess
 const STREAM_RETRY_MAX: Span = Span::from_secs(60); // a guess
-/// How long a network is known to block UDP. Longer: streams are opened without need if the
-/// operator changed a rule, or another network has the same addresses.
-const BLOCKED_KEPT: Span = Span::from_secs(600); // a guess
+/// How long a network is known to block UDP. Longer: a stream is opened without need, once, if the
+/// operator changed a rule, or another network has the same addresses: UDP is asked beside it, and
+/// its first answer makes the device forget. Shorter: whoever comes back after a night waits a second again.
+const BLOCKED_KEPT: Span = Span::from_secs(24 * 3600); // a guess
 /// The maximum number of networks known to block UDP; the oldest is removed first.
 const NETWORKS_MAX: usize = 32; // a guess
 /// When UDP is tried again beside a stream that carries payload, doubled each time. A trial costs

@@ -1309,13 +1309,15 @@ fn a_network_known_to_block_udp_gets_a_stream_at_once_and_others_do_not() {
     });
     bench.look();
     assert!(bench.streams.is_empty(), "another network");
-    // What was learnt is not believed for long.
-    bench.take_away("wlan0");
-    bench.pass(Span::from_secs(700));
-    bench.streams.clear();
-    bench.set("wlan0", LinkUse::Free, |_| {});
-    bench.look();
-    assert!(bench.streams.is_empty());
+    // A night later it is still known, and not for ever.
+    for (hours, streams) in [(8, 1), (25, 0)] {
+        bench.take_away("wlan0");
+        bench.pass(Span::from_secs(hours * 3600));
+        bench.streams.clear();
+        bench.set("wlan0", LinkUse::Free, |_| {});
+        bench.look();
+        assert_eq!(bench.streams.len(), streams, "after {hours} hours");
+    }
 }
 
 #[test]
