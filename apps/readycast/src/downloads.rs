@@ -678,11 +678,8 @@ mod tests {
         let mut explained = connection
             .prepare(&format!("EXPLAIN QUERY PLAN {CANDIDATES}"))
             .expect("valid");
-        let steps = explained.query_map([], |row| row.get::<_, String>("detail"));
-        let steps: Vec<String> = steps
-            .expect("rows")
-            .map(|step| step.expect("text"))
-            .collect();
+        let steps = explained.raw_query().mapped(|row| row.get("detail"));
+        let steps: Vec<String> = steps.map(|step| step.expect("text")).collect();
         assert!(
             !steps.iter().any(|step| step.starts_with("SCAN e")),
             "{steps:#?}"
