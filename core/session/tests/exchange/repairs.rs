@@ -1,0 +1,131 @@
+//! Datagrams that repair losses of other datagrams leave on another path.
+//!
+//! ```text
+//!           25 ms, 1 MB/s: all other datagrams
+//!  device ═══════════════════════════════ server
+//!         ───────────────────────────────
+//!           60 ms, 60 kB/s, a queue of 500 ms, metered, lent for 20 kB/s: repairs
+//! ```
+
+use crate::pair::{MS, Pair, Wire, config};
+use d2tp_session::*;
+
+const WIFI: u32 = 0;
+const CELL: u32 = 1;
+const LENT: u64 = 20_000;
+/// The application's context of repairs, and their bytes.
+const REPAIRS: u64 = 9;
+const BYTES: usize = 1_000;
+
+/// A pair of endpoints with a flow whose grants pay.
+fn pair(mirroring: Mirroring, gated: bool) -> (Pair, FlowId) {
+    let mut pair = Pair::with(EndpointConfig {
+        mirroring,
+        ..config()
+    });
+    let mut slow = Wire::new(60, "198.51.100.1:4000");
+    (slow.rate, slow.queue) = (60_000, 30_000);
+    let wifi = Wire::new(25, "192.0.2.1:4000");
+    pair.wires = [(WIFI, wifi), (CELL, slow)].into();
+    pair.open_path(WIFI, false);
+    pair.run_for(MS.times(200));
+    pair.open_path(CELL, gated);
+    pair.run_for(MS.times(300));
+    let open = |s: &mut Session| s.open(FlowOptions::default()).unwrap();
+    let flow = pair.device.with(pair.session, open).unwrap();
+    pair.run_for(MS.times(200));
+    (pair, flow)
+}
+
+/// The server repairs a packet whenever it may, for so long; the device lends its cellular path meanwhile, if `lends`. Returns how
+/// many it sent, how many the device got, and the bytes that each link carried to it.
+fn repaired(pair: &mut Pair, flow: FlowId, span: Span, lends: bool) -> (usize, usize, [u64; 2]) {
+    let server = pair.server_session().unwrap();
+    let carried = |pair: &Pair| [WIFI, CELL].map(|link| pair.wires[&link].bytes_down);
+    let is_repair = |event: &SessionEvent| {
+        matches!(
+            event,
+            SessionEvent::Datagram {
+                context: REPAIRS,
+                ..
+            }
+        )
+    };
+    let (before, seen, end) = (carried(pair), pair.device_events.len(), pair.now + span);
+    let mut sent = 0;
+    while pair.now < end {
+        let now = pair.now;
+        if lends && now.as_nanos() / 100_000_000 != (now + MS.times(10)).as_nanos() / 100_000_000 {
+            let lend = |s: &mut Session| s.lend_path(now, LinkId(CELL), LENT);
+            pair.device.with(pair.session, lend).unwrap();
+        }
+        let repair = |s: &mut Session| {
+            s.send_datagram(8, vec![1; BYTES].into(), now + MS.times(500));
+            let Some(offer) = s.repair_offer(now, flow) else {
+                return;
+            };
+            s.send_repair_datagram(&offer, REPAIRS, vec![2; BYTES].into(), now + MS.times(500));
+            sent += 1;
+        };
+        pair.server.with(server, repair).unwrap();
+        pair.pump();
+        pair.run_for(MS.times(10));
+    }
+    let after = carried(pair);
+    let arrived = pair.device_events[seen..].iter();
+    let arrived = arrived.filter(|(.., event)| is_repair(event)).count();
+    (sent, arrived, [0, 1].map(|n| after[n] - before[n]))
+}
+
+#[test]
+fn repairs_leave_on_a_lent_path_and_spend_no_more_than_was_lent() {
+    // R-MIRROR-4
+    let (mut pair, flow) = pair(Mirroring::Free, true);
+    let seconds = 30;
+    let (sent, arrived, [_, cell]) = repaired(&mut pair, flow, Span::from_secs(seconds), true);
+    let spent = (sent * BYTES) as u64;
+    assert!(arrived * 100 >= sent * 95, "{arrived} of {sent}");
+    assert!(
+        spent > LENT * seconds / 2 && spent <= LENT * (seconds + 1),
+        "{spent}"
+    );
+    assert!(cell <= spent + spent / 4, "{cell} for {spent}");
+    let stats = pair.device.session(pair.session).unwrap().datagram_stats();
+    assert_eq!(stats.gated_received as usize, arrived);
+    assert_eq!(stats.gated_bytes_in as usize, arrived * BYTES);
+}
+
+#[test]
+fn repairs_use_a_free_path_without_grants_and_a_metered_one_never_unless_it_is_lent() {
+    // R-MIRROR-4
+    let span = Span::from_secs(5);
+    let (mut free, flow) = pair(Mirroring::Free, false);
+    let (sent, arrived, _) = repaired(&mut free, flow, span, false);
+    assert!(
+        sent > 20 && arrived * 100 >= sent * 95,
+        "{arrived} of {sent}"
+    );
+    let (mut dear, flow) = pair(Mirroring::Free, true);
+    assert_eq!(repaired(&mut dear, flow, span, false).0, 0);
+    let (mut off, flow) = pair(Mirroring::Never, false);
+    assert_eq!(repaired(&mut off, flow, span, false).0, 0);
+}
+
+#[test]
+fn repairs_end_when_the_path_is_lent_no_more_or_dies() {
+    // R-MIRROR-4
+    let (mut pair, flow) = pair(Mirroring::Free, true);
+    repaired(&mut pair, flow, Span::from_secs(3), true);
+    let end = |s: &mut Session| s.end_lending(LinkId(CELL));
+    pair.device.with(pair.session, end).unwrap();
+    pair.run_for(MS.times(300));
+    assert_eq!(repaired(&mut pair, flow, Span::from_secs(3), false).0, 0);
+    repaired(&mut pair, flow, Span::from_secs(3), true);
+    pair.silence(CELL);
+    let before = repaired(&mut pair, flow, Span::from_secs(2), true).0;
+    assert_eq!(
+        repaired(&mut pair, flow, Span::from_secs(3), true).0,
+        0,
+        "{before} before it was noticed"
+    );
+}
