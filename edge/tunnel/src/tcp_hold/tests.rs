@@ -651,3 +651,90 @@ fn more_connections_than_are_followed_are_left_alone() {
     hold.unblock(Instant::now());
     assert_eq!(sequences(&mut hold).len(), CONNECTIONS_MAX);
 }
+
+/// A connection of ten segments, of which 200 to 299 is lost, and leaves over another link.
+fn repaired_elsewhere(hold: &mut TcpHold, now: Instant, due: Instant) {
+    for n in 0..10 {
+        hold.on_leaving(now, segment(n * 100, &[7; 100]).into());
+    }
+    hold.on_received(now, acknowledgement(200).into());
+    let ack = selective_acknowledgement(200, &[(300, 600)]);
+    assert_eq!(hold.on_received(now, ack.into()), None);
+    assert!(hold.has_repair());
+    let repair = hold.next_repair(due, |_| true).expect("one is lost");
+    let sequence = InnerSegment::parse(&repair).map(|segment| segment.sequence);
+    assert_eq!(sequence, Some(200));
+    assert!(!hold.has_repair() && sequences(hold).is_empty());
+}
+
+#[test]
+fn a_copy_under_way_on_another_link_is_not_lost_because_later_segments_overtake_it() {
+    let (mut hold, now) = (TcpHold::default(), Instant::now());
+    let due = now + SECOND / 4;
+    repaired_elsewhere(&mut hold, now, due);
+    for n in 10..20 {
+        hold.on_leaving(now, segment(n * 100, &[7; 100]).into());
+        let ack = selective_acknowledgement(200, &[(300, n * 100 + 100)]);
+        assert_eq!(
+            hold.on_received(now, ack.into()),
+            None,
+            "the sender is told"
+        );
+        assert!(sequences(&mut hold).is_empty(), "it is sent twice");
+    }
+    let ack = hold.on_received(now, acknowledgement(2_000).into());
+    assert!(ack.is_some() && !hold.is_waiting());
+    hold.unblock(due);
+    assert!(sequences(&mut hold).is_empty());
+}
+
+#[test]
+fn a_copy_that_another_link_loses_leaves_by_the_usual_way() {
+    let (mut hold, now) = (TcpHold::default(), Instant::now());
+    let due = now + SECOND / 2;
+    repaired_elsewhere(&mut hold, now, due);
+    hold.unblock(due - SECOND / 100);
+    assert!(sequences(&mut hold).is_empty());
+    // Longer than the sender is kept in the dark without such a copy.
+    let ack = selective_acknowledgement(200, &[(300, 1_000)]);
+    assert_eq!(hold.on_received(due - SECOND / 100, ack.into()), None);
+    hold.unblock(due);
+    assert!(!hold.has_repair(), "not there again");
+    assert_eq!(sequences(&mut hold), [200]);
+}
+
+#[test]
+fn what_arrived_over_another_link_says_nothing_of_what_left_before_it() {
+    let (mut hold, now) = (TcpHold::default(), Instant::now());
+    repaired_elsewhere(&mut hold, now, now + SECOND);
+    // 100 to 199 had arrived, 600 to 999 are under way.
+    for n in 10..13 {
+        hold.on_leaving(now, segment(n * 100, &[7; 100]).into());
+    }
+    let ack = hold.on_received(now, acknowledgement(600).into());
+    assert!(ack.is_some());
+    assert!(sequences(&mut hold).is_empty());
+    let ack = selective_acknowledgement(600, &[(700, 900)]);
+    assert_eq!(hold.on_received(now, ack.into()), None);
+    assert!(sequences(&mut hold).is_empty(), "two may have overtaken it");
+}
+
+#[test]
+fn only_losses_that_may_pay_leave_over_another_link() {
+    let (mut hold, now) = (TcpHold::default(), Instant::now());
+    for n in 0..6 {
+        hold.on_leaving(now, segment(n * 100, &[7; 100]).into());
+    }
+    hold.on_received(now, acknowledgement(200).into());
+    let ack = selective_acknowledgement(200, &[(300, 600)]);
+    hold.on_received(now, ack.into());
+    assert_eq!(hold.next_repair(now + SECOND, |_| false), None);
+    assert_eq!(sequences(&mut hold), [200], "it leaves by the usual way");
+    // What its sender repeats is for its sender's own reasons.
+    assert!(hold.take_repeated(now, &segment(200, &[7; 100])));
+    assert!(!hold.has_repair());
+    // After an outage all of it leaves by the usual way.
+    hold.block();
+    hold.unblock(now);
+    assert!(!hold.has_repair() && !sequences(&mut hold).is_empty());
+}
