@@ -103,10 +103,12 @@ impl ReceivedGrants {
         }
     }
 
-    /// Has SPENT sent if much was spent since it was last sent by this. Returns whether it is to be sent.
-    pub(crate) fn report_spent(&mut self, path: PathId) -> bool {
+    /// Has SPENT sent if much was spent since it was last sent by this, or anything where `runs_out`. Returns whether it is to be
+    /// sent.
+    pub(crate) fn report_spent(&mut self, path: PathId, runs_out: bool) -> bool {
         let g = self.entry(path);
-        let is_due = g.spent >= g.reported + REPORT_EVERY;
+        let least = if runs_out { 1 } else { REPORT_EVERY };
+        let is_due = g.spent >= g.reported + least;
         if is_due {
             (g.reported, g.must_send) = (g.spent, true);
         }
@@ -264,11 +266,13 @@ mod tests {
         let mut g = ReceivedGrants::default();
         g.on_grant(P, 1, 100_000);
         g.on_sent(P, REPORT_EVERY - 1);
-        assert!(!g.report_spent(P) && g.take_spent().is_none());
+        assert!(!g.report_spent(P, false) && g.take_spent().is_none());
         g.on_sent(P, 1);
-        assert!(g.report_spent(P));
+        assert!(g.report_spent(P, false));
         assert_eq!(g.take_spent(), Some((P, REPORT_EVERY)));
-        assert!(!g.report_spent(P) && g.take_spent().is_none());
+        assert!(!g.report_spent(P, false) && g.take_spent().is_none());
+        g.on_sent(P, 1);
+        assert!(g.report_spent(P, true) && !g.report_spent(P, true));
     }
 
     #[test]

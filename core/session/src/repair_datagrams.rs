@@ -75,6 +75,9 @@ impl Session {
             usual_round_trip: usual_rtt,
         };
         let has_grant = !offer.is_gated || self.repair_grant(flow, offer.path) >= OFFERED_BYTES;
+        if !has_grant {
+            self.report_repairs(flow, offer.path, true);
+        }
         has_grant.then_some(offer)
     }
 
@@ -130,9 +133,17 @@ impl Session {
             return;
         };
         paying.grants_in.on_sent(id, bytes);
-        // The device does not know to which flow a datagram belongs.
-        if self.role == Role::Responder && paying.grants_in.report_spent(id) {
-            self.flows.touch(flow);
+        self.report_repairs(flow, id, false);
+    }
+
+    /// Tells the device what repairs spent: it does not know to which flow a datagram belongs. `runs_out`: the grant is too small for
+    /// another one.
+    fn report_repairs(&mut self, id: FlowId, path: PathId, runs_out: bool) {
+        if self.role == Role::Responder
+            && let Some(flow) = self.flows.get_mut(id)
+            && flow.grants_in.report_spent(path, runs_out)
+        {
+            self.flows.touch(id);
         }
     }
 }
