@@ -398,7 +398,8 @@ impl DatagramSource for PacketSource {
         let now = Instant::now();
         let filter = self.filter.as_deref().filter(|_| offer.is_gated);
         let expiry = repair_expiry(offer);
-        let packet = state.hold.next_repair(now + expiry, |packet| {
+        let is_sooner = offer.round_trip <= offer.usual_round_trip;
+        let packet = state.hold.next_repair(now + expiry, is_sooner, |packet| {
             fits_two(packet.len(), offer.datagram_max)
                 && filter.is_none_or(|filter| filter.lets_pay(packet))
         });

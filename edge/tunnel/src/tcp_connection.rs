@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use crate::tcp_repair::{CopiedSegment, DROPPED, ELSEWHERE, NOT_LEFT, TcpRepair};
+use crate::tcp_repair::{CopiedSegment, DROPPED, ELSEWHERE, LostSegment, NOT_LEFT, TcpRepair};
 use crate::tcp_segment::{InnerSegment, TcpTimestamps, is_after, with_timestamp};
 
 /// What a segment takes beside its bytes: its entry, and its allocation's.
@@ -517,14 +517,14 @@ impl FollowedConnection {
         Some(false)
     }
 
-    /// Reads the SACK blocks of an answer, adds the numbers of copies of what is lost to `released`, and returns whether the
+    /// Reads the SACK blocks of an answer, adds copies of what is lost to `released`, and returns whether the
     /// sender need not know of it. `is_slow`: only slow paths carry.
     pub(crate) fn on_sack(
         &mut self,
         now: Instant,
         answer: &InnerSegment,
         is_slow: bool,
-        released: &mut Vec<u32>,
+        released: &mut Vec<LostSegment>,
     ) -> bool {
         let Some(acknowledged) = self.acknowledged else {
             return false;
@@ -550,7 +550,10 @@ impl FollowedConnection {
             repair.hides_losses(now, is_slow, awaited),
         );
         let lost = lost.into_iter();
-        released.extend(lost.filter_map(|sequence| self.release(sequence)));
+        released.extend(lost.filter_map(|one| {
+            let sequence = self.release(one.sequence)?;
+            Some(LostSegment { sequence, ..one })
+        }));
         if hides {
             let until = now + WATCHED_AFTER_LOSS;
             self.watched_until = self.watched_until.max(Some(until));

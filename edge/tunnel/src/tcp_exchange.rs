@@ -331,7 +331,7 @@ impl TunnelExchange {
             return;
         }
         let due = self.now() + Duration::from_millis(OTHER_DUE);
-        let Some(packet) = self.hold.next_repair(due, |_| true) else {
+        let Some(packet) = self.hold.next_repair(due, true, |_| true) else {
             return;
         };
         self.other_at = self.time + OTHER_EVERY;

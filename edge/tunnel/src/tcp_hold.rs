@@ -73,8 +73,19 @@ struct ReleasedCopy {
     ends: ConnectionEnds,
     /// A sequence number in it.
     sequence: u32,
-    /// Whether the air lost the segment, so that the copy may leave over another link.
-    may_leave_elsewhere: bool,
+    elsewhere: LeavesElsewhere,
+}
+
+/// When a copy leaves over another link than its connection's segments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LeavesElsewhere {
+    /// Never: no network lost the segment, or the other link did.
+    Never,
+    /// Where it arrives sooner there: the segment was lost once.
+    IfSooner,
+    /// Always: the segment was lost twice, or the connection makes no progress. What loses it again by the usual way costs more than a
+    /// longer way.
+    Always,
 }
 
 /// How many copies are looked at for one that leaves over another link.
@@ -209,7 +220,7 @@ impl TcpHold {
             self.released.push_back(ReleasedCopy {
                 ends: segment.ends,
                 sequence: segment.sequence,
-                may_leave_elsewhere: false,
+                elsewhere: LeavesElsewhere::Never,
             });
         }
         true
@@ -242,10 +253,13 @@ impl TcpHold {
         let mut lost = Vec::new();
         let hides = connection.on_sack(now, &segment, self.is_slow, &mut lost);
         let opens = connection.passes_window(&segment);
-        let lost = lost.into_iter().map(|sequence| ReleasedCopy {
+        let lost = lost.into_iter().map(|lost| ReleasedCopy {
             ends,
-            sequence,
-            may_leave_elsewhere: true,
+            sequence: lost.sequence,
+            elsewhere: match lost.was_lost {
+                false => LeavesElsewhere::IfSooner,
+                true => LeavesElsewhere::Always,
+            },
         });
         match self.is_slow {
             // Before what waits for its first turn.
@@ -315,7 +329,7 @@ impl TcpHold {
             let one = ReleasedCopy {
                 ends: segment.ends,
                 sequence: segment.sequence,
-                may_leave_elsewhere: false,
+                elsewhere: LeavesElsewhere::Never,
             };
             match is_repeated {
                 true => self.released.push_front(one),
@@ -400,7 +414,7 @@ impl TcpHold {
                 self.released.extend(next.map(|sequence| ReleasedCopy {
                     ends: *ends,
                     sequence,
-                    may_leave_elsewhere: false,
+                    elsewhere: LeavesElsewhere::Never,
                 }));
                 next.is_some()
             });
@@ -414,15 +428,19 @@ impl TcpHold {
             return;
         }
         for (ends, connection) in &mut self.connections {
-            let of = |sequences: Vec<u32>, may_leave_elsewhere| {
+            let of = |sequences: Vec<u32>, elsewhere| {
                 sequences.into_iter().map(move |sequence| ReleasedCopy {
                     ends: *ends,
                     sequence,
-                    may_leave_elsewhere,
+                    elsewhere,
                 })
             };
-            self.released.extend(of(connection.return_due(now), false));
-            let due = of(connection.release_due(now, self.is_slow), true);
+            self.released
+                .extend(of(connection.return_due(now), LeavesElsewhere::Never));
+            let due = of(
+                connection.release_due(now, self.is_slow),
+                LeavesElsewhere::Always,
+            );
             match self.is_slow {
                 true => due.rev().for_each(|one| self.released.push_front(one)),
                 false => self.released.extend(due),
@@ -472,14 +490,15 @@ impl TcpHold {
     /// Whether a copy waits that may leave over another link.
     pub(crate) fn has_repair(&self) -> bool {
         let mut first = self.released.iter().take(LOOKED_AT_MAX);
-        !self.is_slow && first.any(|one| one.may_leave_elsewhere)
+        !self.is_slow && first.any(|one| one.elsewhere != LeavesElsewhere::Never)
     }
 
     /// The next packet to be sent again over another link, of those that `may_leave` admits. At `due` it leaves by the usual way if
-    /// it is still missing.
+    /// it is still missing. `is_sooner`: it arrives sooner there than by the usual way.
     pub(crate) fn next_repair(
         &mut self,
         due: Instant,
+        is_sooner: bool,
         may_leave: impl Fn(&Bytes) -> bool,
     ) -> Option<Bytes> {
         let mut at = 0;
@@ -487,12 +506,17 @@ impl TcpHold {
             let ReleasedCopy {
                 ends,
                 sequence,
-                may_leave_elsewhere,
+                elsewhere,
             } = self.released[at];
+            let pays = match elsewhere {
+                LeavesElsewhere::Never => false,
+                LeavesElsewhere::IfSooner => is_sooner,
+                LeavesElsewhere::Always => true,
+            };
             let connection = self.connections.get_mut(&ends);
             let connection = connection.filter(|connection| {
                 let waiting = connection.waiting_copy(sequence);
-                may_leave_elsewhere && waiting.is_some_and(&may_leave)
+                pays && waiting.is_some_and(&may_leave)
             });
             if let Some(connection) = connection {
                 self.released.remove(at);

@@ -44,6 +44,16 @@ struct Hole {
     order: u64,
     /// How many segments that left after this one have arrived.
     later: u64,
+    /// Whether the segment was lost before.
+    was_lost: bool,
+}
+
+/// A segment that was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LostSegment {
+    pub(crate) sequence: u32,
+    /// Whether the segment was lost before, too.
+    pub(crate) was_lost: bool,
 }
 
 /// A copy of a segment, as the search for holes sees it.
@@ -132,6 +142,7 @@ impl TcpRepair {
                     end: copy.end,
                     order: copy.order,
                     later: 0,
+                    was_lost: false,
                 });
             }
         }
@@ -161,6 +172,7 @@ impl TcpRepair {
             end: copy.end,
             order: copy.order,
             later: 0,
+            was_lost: false,
         });
     }
 
@@ -188,9 +200,8 @@ impl TcpRepair {
         !is_after(end, self.highest) && is_followed && !holes.any(overlaps)
     }
 
-    /// The sequence numbers of segments that are lost, if the last one that left has this number. They are not named again
-    /// before they have left again.
-    pub(crate) fn take_lost(&mut self, last: u64) -> Vec<u32> {
+    /// The segments that are lost, if the last one that left has this number. They are not named again before they have left again.
+    pub(crate) fn take_lost(&mut self, last: u64) -> Vec<LostSegment> {
         let lost = self
             .holes
             .iter_mut()
@@ -198,7 +209,10 @@ impl TcpRepair {
         lost.map(|hole| {
             // Nothing has left after it that could show that it is lost.
             (hole.order, hole.later) = (NOT_LEFT, 0);
-            hole.sequence
+            LostSegment {
+                sequence: hole.sequence,
+                was_lost: std::mem::replace(&mut hole.was_lost, true),
+            }
         })
         .collect()
     }

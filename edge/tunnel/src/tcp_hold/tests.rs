@@ -661,7 +661,7 @@ fn repaired_elsewhere(hold: &mut TcpHold, now: Instant, due: Instant) {
     let ack = selective_acknowledgement(200, &[(300, 600)]);
     assert_eq!(hold.on_received(now, ack.into()), None);
     assert!(hold.has_repair());
-    let repair = hold.next_repair(due, |_| true).expect("one is lost");
+    let repair = hold.next_repair(due, true, |_| true).expect("one is lost");
     let sequence = InnerSegment::parse(&repair).map(|segment| segment.sequence);
     assert_eq!(sequence, Some(200));
     assert!(!hold.has_repair() && sequences(hold).is_empty());
@@ -728,7 +728,7 @@ fn only_losses_that_may_pay_leave_over_another_link() {
     hold.on_received(now, acknowledgement(200).into());
     let ack = selective_acknowledgement(200, &[(300, 600)]);
     hold.on_received(now, ack.into());
-    assert_eq!(hold.next_repair(now + SECOND, |_| false), None);
+    assert_eq!(hold.next_repair(now + SECOND, true, |_| false), None);
     assert_eq!(sequences(&mut hold), [200], "it leaves by the usual way");
     // What its sender repeats is for its sender's own reasons.
     assert!(hold.take_repeated(now, &segment(200, &[7; 100])));
@@ -737,4 +737,32 @@ fn only_losses_that_may_pay_leave_over_another_link() {
     hold.block();
     hold.unblock(now);
     assert!(!hold.has_repair() && !sequences(&mut hold).is_empty());
+}
+
+#[test]
+fn a_slower_link_carries_what_was_lost_twice_or_stops_a_connection() {
+    let (mut hold, now) = (TcpHold::default(), Instant::now());
+    for n in 0..6 {
+        hold.on_leaving(now, segment(n * 100, &[7; 100]).into());
+    }
+    hold.on_received(now, acknowledgement(100).into());
+    let ack = selective_acknowledgement(100, &[(200, 500)]);
+    hold.on_received(now, ack.into());
+    assert_eq!(hold.next_repair(now + SECOND, false, |_| true), None);
+    assert_eq!(sequences(&mut hold), [100], "the usual way is shorter");
+    for n in 6..9 {
+        hold.on_leaving(now, segment(n * 100, &[7; 100]).into());
+    }
+    let ack = selective_acknowledgement(100, &[(200, 900)]);
+    hold.on_received(now, ack.into());
+    assert!(hold.next_repair(now + SECOND, false, |_| true).is_some());
+    // The other link loses it, and so does the usual way.
+    hold.unblock(now + SECOND);
+    assert_eq!(hold.next_repair(now + SECOND, true, |_| true), None);
+    assert_eq!(sequences(&mut hold), [100]);
+    hold.unblock(now + 3 * SECOND);
+    assert!(
+        hold.next_repair(now + 4 * SECOND, false, |_| true)
+            .is_some()
+    );
 }
