@@ -138,3 +138,58 @@ fn repairs_end_when_the_path_is_lent_no_more_or_dies() {
         "{before} before it was noticed"
     );
 }
+
+/// Bytes a second of datagrams that the device gets of a server that sends as many as it may, over a Wi-Fi that loses one packet of
+/// `lose_every`; it loses none if that is zero. The other path is lent meanwhile, and repairs are asked for as often as packets are lost.
+fn carried_with_losses(mirroring: Mirroring, lose_every: u64) -> u64 {
+    const SECONDS: u64 = 10;
+    let (mut pair, flow) = pair(mirroring, true);
+    let wifi = pair.wires.get_mut(&WIFI).unwrap();
+    (wifi.rate, wifi.queue, wifi.lose_every) = (1_000_000, 100_000, lose_every);
+    let server = pair.server_session().unwrap();
+    let fill = |pair: &mut Pair, until: Time| {
+        while pair.now < until {
+            let now = pair.now;
+            let lend = |s: &mut Session| s.lend_path(now, LinkId(CELL), LENT);
+            pair.device.with(pair.session, lend).unwrap();
+            let fill = |s: &mut Session| {
+                for _ in s.datagrams_waiting()..32 {
+                    s.send_datagram(8, vec![1; BYTES].into(), now + MS.times(500));
+                }
+                if now.as_nanos() / 1_000_000 % 50 == 0
+                    && let Some(offer) = s.repair_offer(now, flow)
+                {
+                    s.send_repair_datagram(
+                        &offer,
+                        REPAIRS,
+                        vec![2; BYTES].into(),
+                        now + MS.times(500),
+                    );
+                }
+            };
+            pair.server.with(server, fill).unwrap();
+            pair.pump();
+            pair.run_for(MS.times(5));
+        }
+    };
+    let until = pair.now + Span::from_secs(3);
+    fill(&mut pair, until);
+    let seen = pair.device_events.len();
+    let until = pair.now + Span::from_secs(SECONDS);
+    fill(&mut pair, until);
+    let usual = |event: &SessionEvent| matches!(event, SessionEvent::Datagram { context: 8, .. });
+    let arrived = pair.device_events[seen..].iter();
+    let arrived = arrived.filter(|(.., event)| usual(event)).count();
+    arrived as u64 * BYTES as u64 / SECONDS
+}
+
+#[test]
+fn random_losses_do_not_slow_down_datagrams_while_another_path_could_repair_them() {
+    // R-MIRROR-1, R-MIRROR-4
+    let whole = carried_with_losses(Mirroring::Free, 0);
+    let mirrored = carried_with_losses(Mirroring::Free, 100);
+    let plain = carried_with_losses(Mirroring::Never, 100);
+    println!("{whole} B/s without loss, {mirrored} mirrored, {plain} not");
+    assert!(mirrored * 100 >= whole * 90, "{mirrored} of {whole}");
+    assert!(plain * 100 <= whole * 70, "{plain} of {whole}");
+}
