@@ -62,6 +62,8 @@ struct CopyElsewhere {
     end: u32,
     /// When it leaves by the usual way, if it is still missing.
     due: Instant,
+    /// The timestamp with which it left.
+    timestamp: Option<u32>,
 }
 
 /// A segment that was not acknowledged yet.
@@ -214,7 +216,22 @@ impl FollowedConnection {
         !self.is_empty() && now.saturating_duration_since(self.heard_at) > SENDER_SILENT_MAX
     }
 
-    /// Notes what a segment says of its sender, which leaves now. Returns a newer timestamp, which the segment needs:
+    /// The timestamp with which a segment leaves: the newest of its sender, but not newer than that of a copy behind it that is under
+    /// way on another link. The receiver would discard that copy, once this segment has come (RFC 7323 §4.3).
+    fn timestamp_for(&self, sequence: u32) -> Option<u32> {
+        let newest = self.newest_timestamp?;
+        let behind = self.elsewhere.iter();
+        let behind = behind.filter(|copy| is_after(copy.sequence, sequence));
+        let oldest = behind.filter_map(|copy| copy.timestamp);
+        Some(
+            oldest.fold(newest, |oldest, one| match is_after(oldest, one) {
+                true => one,
+                false => oldest,
+            }),
+        )
+    }
+
+    /// Notes what a segment says of its sender, which leaves now. Returns another timestamp, if the segment needs one:
     /// a receiver discards one that is older than another which it has (RFC 7323 §5).
     pub(crate) fn note_sent(&mut self, now: Instant, segment: &InnerSegment) -> Option<u32> {
         self.heard_at = now;
@@ -228,7 +245,8 @@ impl FollowedConnection {
             .newest_timestamp
             .filter(|known| is_after(*known, value));
         self.newest_timestamp = Some(newer.unwrap_or(value));
-        newer
+        self.timestamp_for(segment.sequence)
+            .filter(|timestamp| *timestamp != value)
     }
 
     /// Keeps a copy of a segment.
@@ -401,14 +419,19 @@ impl FollowedConnection {
         }
         match elsewhere_until {
             None => self.leaves(at),
-            Some(due) => {
-                self.set_order(at, ELSEWHERE);
-                self.elsewhere.push(CopyElsewhere { sequence, end, due });
-            }
+            Some(_) => self.set_order(at, ELSEWHERE),
+        }
+        let timestamp = self.timestamp_for(sequence);
+        if let Some(due) = elsewhere_until {
+            self.elsewhere.push(CopyElsewhere {
+                sequence,
+                end,
+                due,
+                timestamp,
+            });
         }
         let packet = self.segments[at].packet.clone();
-        let newest = self.newest_timestamp;
-        let changed = newest.and_then(|newest| with_timestamp(&packet, newest));
+        let changed = timestamp.and_then(|timestamp| with_timestamp(&packet, timestamp));
         Some(changed.unwrap_or(packet))
     }
 

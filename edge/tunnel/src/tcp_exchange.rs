@@ -465,6 +465,5 @@ fn outages_and_lost_repairs_do_not_stop_a_download_beside_another_link() {
         exchange.has_other_link = true;
         let longest = exchange.run();
         assert!(longest < 5_000, "seed {seed}: nothing for {longest} ms");
-        assert_eq!(exchange.receiver.discarded, 0, "seed {seed}");
     }
 }

@@ -766,3 +766,37 @@ fn a_slower_link_carries_what_was_lost_twice_or_stops_a_connection() {
             .is_some()
     );
 }
+
+#[test]
+fn what_overtakes_a_copy_on_another_link_and_is_before_it_has_no_newer_timestamp() {
+    let (mut hold, now) = (TcpHold::default(), Instant::now());
+    let leaves = |hold: &mut TcpHold, n: u32| {
+        hold.on_leaving(
+            now,
+            timestamped_segment(n * 100, &[7; 100], 1_000 + n).into(),
+        )
+    };
+    let stamp = |packet: &Bytes| {
+        let segment = InnerSegment::parse(packet).expect("TCP");
+        (segment.sequence, segment.timestamps.expect("set").value)
+    };
+    for n in 0..10 {
+        leaves(&mut hold, n);
+    }
+    // 100 and 300 are lost.
+    hold.on_received(now, acknowledgement(100).into());
+    let ack = selective_acknowledgement(100, &[(200, 300), (400, 900)]);
+    hold.on_received(now, ack.into());
+    let second = |packet: &Bytes| stamp(packet).0 == 300;
+    let there = hold.next_repair(now + SECOND, true, second);
+    assert_eq!(there.as_ref().map(stamp), Some((300, 1_009)));
+    assert_eq!(stamp(&leaves(&mut hold, 20)), (2_000, 1_020));
+    let first = hold.next_released();
+    assert_eq!(first.as_ref().map(stamp), Some((100, 1_009)));
+    // Once it has come, others have the newest.
+    let ack = selective_acknowledgement(100, &[(200, 900)]);
+    hold.on_received(now, ack.into());
+    hold.unblock(now + 2 * SECOND);
+    let again = hold.next_released();
+    assert_eq!(again.as_ref().map(stamp), Some((100, 1_020)));
+}
