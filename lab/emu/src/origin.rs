@@ -41,7 +41,7 @@ use tokio_rustls::TlsAcceptor;
 /// The largest object.
 pub const OBJECT_BYTES_MAX: u64 = 1 << 50;
 /// The congestion control of the origin's TCP, whatever this machine is configured to use.
-pub(crate) const CONGESTION: &str = "cubic";
+const CONGESTION: &str = "cubic";
 /// Bytes per piece of a body.
 const PIECE_BYTES: u64 = 64 * 1024;
 

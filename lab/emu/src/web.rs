@@ -10,7 +10,7 @@
 
 use crate::content;
 use crate::namespace::Namespace;
-use crate::origin::{CONGESTION, ObjectRequests, OriginServer, ServedFeeds, Tls, UploadCounts};
+use crate::origin::{ObjectRequests, OriginServer, ServedFeeds, Tls, UploadCounts};
 use crate::plan;
 pub use crate::plan::ORIGIN_NAME;
 use anyhow::{Context, bail};
@@ -27,8 +27,6 @@ use std::time::Duration;
 const BEHIND_PORT: u16 = 8080;
 /// The most bytes of objects that are written as files for nginx; others are generated.
 const FILES_BYTES_MAX: u64 = 1 << 30;
-/// The setting of a namespace's congestion control.
-const CONGESTION_FILE: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 /// How long nginx may take to start listening.
 const START: Duration = Duration::from_secs(20);
 /// The interval at which that is checked.
@@ -174,11 +172,6 @@ impl OriginWebServer {
             return Ok(());
         }
         let program = Nginx::find().context("nginx is gone")?.program;
-        // nginx takes what its system is set to; the namespace has a setting of its own.
-        let set = origin.run(|_| fs::write(CONGESTION_FILE, CONGESTION))?;
-        if let Err(error) = set {
-            tracing::warn!(%error, "TCP of nginx is not CUBIC but what this machine is set to");
-        }
         let mut command = Command::new(program);
         command.arg("-p").arg(folder).arg("-c").arg(&conf);
         command.stdin(Stdio::null()).stdout(Stdio::null());
