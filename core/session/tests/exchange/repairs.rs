@@ -156,7 +156,7 @@ fn carried_with_losses(mirroring: Mirroring, lose_every: u64) -> u64 {
                 for _ in s.datagrams_waiting()..32 {
                     s.send_datagram(8, vec![1; BYTES].into(), now + MS.times(500));
                 }
-                if now.as_nanos() / 1_000_000 % 50 == 0
+                if (now.as_nanos() / 1_000_000).is_multiple_of(50)
                     && let Some(offer) = s.repair_offer(now, flow)
                 {
                     s.send_repair_datagram(
