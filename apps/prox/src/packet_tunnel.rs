@@ -215,6 +215,7 @@ async fn carry<F: FlowIo>(
     reader: &mut CapsuleReader,
 ) -> ProxFlowOutcome {
     let id = flow.id();
+    attachment.source.repair_elsewhere(id);
     let (mut reading, mut writing) = tokio::io::split(flow);
     let broken = |error: io::Error| ProxFlowOutcome::Broken(error.to_string());
     let datagrams = async {

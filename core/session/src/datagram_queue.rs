@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 use d2tp_time::Time;
-use d2tp_wire::{DATA_HEADER_BYTES, DATAGRAM_FIRST_BYTES, Frame, PathId, TAG_BYTES};
+use d2tp_wire::{DATA_HEADER_BYTES, DATAGRAM_FIRST_BYTES, FlowId, Frame, PathId, TAG_BYTES};
 
 use crate::config::DATAGRAMS_MAX;
 use crate::path_selection::PathSelection;
@@ -55,10 +55,23 @@ pub struct DatagramStats {
     pub copies_sent: u64,
     /// Copies that arrived after the first one, and were dropped.
     pub copies_received: u64,
+    /// Datagrams that repaired losses and left on another path than most datagrams (R-MIRROR-4).
+    pub repairs_sent: u64,
     /// Payload bytes of all datagrams that left, copies included, as paths count them.
     pub bytes_out: u64,
     /// Payload bytes of all datagrams that arrived.
     pub bytes_in: u64,
+    /// Datagrams that arrived on gated paths, and their payload bytes: repairs, and what acknowledges (R-ACK-8, R-MIRROR-4).
+    pub gated_received: u64,
+    /// Payload bytes of the datagrams that arrived on gated paths.
+    pub gated_bytes_in: u64,
+}
+
+/// Where a datagram leaves that repairs a loss, and which flow's grants pay for it there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RepairRoute {
+    pub(crate) path: PathId,
+    pub(crate) flow: FlowId,
 }
 
 /// A datagram that waits to be sent.
@@ -73,10 +86,16 @@ pub(crate) struct QueuedDatagram {
     pub(crate) left_on: Vec<PathId>,
     /// Whether the datagram acknowledges what arrives on other paths, for the application's own protocol.
     pub(crate) acknowledges: bool,
+    /// Set if the datagram repairs a loss on another path than most datagrams.
+    pub(crate) repairs: Option<RepairRoute>,
 }
 
 impl QueuedDatagram {
     fn may_leave(&self, by: &DatagramPath) -> bool {
+        if let Some(repairs) = self.repairs {
+            // R-MIRROR-4
+            return by.takes_repairs && repairs.path == by.path;
+        }
         if self.acknowledges || by.takes_only_acks {
             // R-ACK-8
             return self.acknowledges && by.takes_acks;
@@ -98,6 +117,8 @@ pub(crate) struct OutgoingDatagram {
     pub(crate) is_copy: bool,
     /// Whether the datagram acknowledges what arrives on other paths.
     pub(crate) acknowledges: bool,
+    /// The flow whose grants pay, if the datagram repairs a loss.
+    pub(crate) repairs: Option<FlowId>,
 }
 
 /// A path that can carry datagrams, as the queue sees it.
@@ -108,6 +129,8 @@ pub(crate) struct DatagramPath {
     pub(crate) is_far_slower: bool,
     /// Whether datagrams that acknowledge leave on this path now.
     pub(crate) takes_acks: bool,
+    /// Whether datagrams that repair losses leave on this path now.
+    pub(crate) takes_repairs: bool,
     /// Whether no other datagrams do, because the path is gated or in standby.
     pub(crate) takes_only_acks: bool,
     pub(crate) steadiest: Option<PathId>,
@@ -216,6 +239,15 @@ impl DatagramSendQueue {
         }
     }
 
+    /// The number of datagrams that wait, but for those that repair losses.
+    pub(crate) fn len_without_repairs(&self) -> usize {
+        let repairs = self
+            .waiting
+            .iter()
+            .filter(|waiting| waiting.repairs.is_some());
+        self.waiting.len() - repairs.count()
+    }
+
     /// The number of datagrams that wait.
     pub(crate) fn len(&self) -> usize {
         self.waiting.len()
@@ -234,6 +266,21 @@ impl DatagramSendQueue {
     /// Whether a datagram waits that acknowledges.
     pub(crate) fn has_acks(&self) -> bool {
         self.waiting.iter().any(|waiting| waiting.acknowledges)
+    }
+
+    /// The first datagram that waits to repair a loss on this path: the flow that pays, and its bytes.
+    pub(crate) fn repair_for(&self, path: PathId) -> Option<(FlowId, usize)> {
+        let mut waiting = self.waiting.iter();
+        waiting.find_map(|waiting| {
+            let repairs = waiting.repairs.filter(|repairs| repairs.path == path)?;
+            Some((repairs.flow, waiting.bytes.len()))
+        })
+    }
+
+    /// Whether a datagram waits that repairs a loss, and has not expired.
+    pub(crate) fn has_repairs(&self, now: Time) -> bool {
+        let mut waiting = self.waiting.iter();
+        waiting.any(|waiting| waiting.repairs.is_some() && waiting.expires > now)
     }
 
     /// Whether a waiting datagram could leave on this path.
@@ -264,6 +311,7 @@ impl DatagramSendQueue {
                 let stats = self.stats.get_or_insert_default();
                 stats.sent += u64::from(!leaving.is_copy);
                 stats.copies_sent += u64::from(leaving.is_copy);
+                stats.repairs_sent += u64::from(leaving.repairs.is_some());
                 stats.bytes_out += leaving.bytes.len() as u64;
                 return Some(leaving);
             } else if is_whole && need > ROOM_SURE {
@@ -289,6 +337,7 @@ impl DatagramSendQueue {
                 context,
                 bytes,
                 acknowledges,
+                repairs,
                 ..
             } = self.waiting.remove(n)?;
             return Some(OutgoingDatagram {
@@ -296,6 +345,7 @@ impl DatagramSendQueue {
                 bytes,
                 is_copy: false,
                 acknowledges,
+                repairs: repairs.map(|repairs| repairs.flow),
             });
         }
         let leaving = OutgoingDatagram {
@@ -303,6 +353,7 @@ impl DatagramSendQueue {
             bytes: waiting.bytes.clone(),
             is_copy: !waiting.left_on.is_empty(),
             acknowledges: false,
+            repairs: None,
         };
         waiting.left_on.push(by.path);
         if by.all.iter().all(|path| waiting.left_on.contains(path)) {
@@ -351,6 +402,7 @@ mod tests {
             route: PathSelection::Any,
             left_on: Vec::new(),
             acknowledges: false,
+            repairs: None,
         }
     }
 
@@ -359,6 +411,7 @@ mod tests {
             path: PathId(path),
             is_far_slower: false,
             takes_acks: true,
+            takes_repairs: false,
             takes_only_acks: false,
             steadiest: Some(PathId(1)),
             all: vec![PathId(0), PathId(1)],
@@ -449,6 +502,44 @@ mod tests {
         assert_eq!(take(&gated), None);
         assert_eq!(take(&own), Some((1, false)));
         assert!(!queue.has_acks() && queue.is_empty());
+    }
+
+    #[test]
+    fn datagrams_that_repair_leave_on_their_path_alone_and_take_no_others_there() {
+        // R-MIRROR-4
+        let mut queue = DatagramSendQueue::default();
+        queue.push(QueuedDatagram {
+            repairs: Some(RepairRoute {
+                path: PathId(1),
+                flow: FlowId(4),
+            }),
+            ..waiting(1, 10, 9)
+        });
+        queue.push(waiting(2, 10, 9));
+        assert!(queue.has_repairs(Time::ZERO));
+        assert_eq!(queue.len_without_repairs(), 1);
+        assert!(!queue.has_repairs(Time::ZERO + Span::from_secs(9)));
+        assert_eq!(queue.repair_for(PathId(1)), Some((FlowId(4), 10)));
+        assert_eq!(queue.repair_for(PathId(0)), None);
+        let lent = DatagramPath {
+            takes_acks: false,
+            takes_repairs: true,
+            takes_only_acks: true,
+            ..by(1)
+        };
+        let full = DatagramPath {
+            takes_repairs: false,
+            ..by(1)
+        };
+        let mut take = |by: &DatagramPath| {
+            let next = queue.next(Time::ZERO, 1000, true, by);
+            next.map(|leaving| (leaving.bytes[0], leaving.repairs))
+        };
+        assert_eq!(take(&full), Some((2, None)));
+        assert_eq!(take(&full), None);
+        assert_eq!(take(&lent), Some((1, Some(FlowId(4)))));
+        assert_eq!(take(&lent), None);
+        assert_eq!(queue.stats().repairs_sent, 1);
     }
 
     #[test]

@@ -41,6 +41,7 @@ impl Session {
             route: PathSelection::Any,
             left_on: Vec::new(),
             acknowledges: true,
+            repairs: None,
         });
     }
 
@@ -82,6 +83,7 @@ impl Session {
             route,
             left_on: Vec::new(),
             acknowledges: false,
+            repairs: None,
         });
     }
 
@@ -94,7 +96,8 @@ impl Session {
         let carrier = self.datagrams.ack_carrier;
         let is_carrier = carrier == Some(path.id);
         let takes_any = path.takes_payload() && !path.gated;
-        if !takes_any && !is_carrier {
+        let takes_repairs = self.takes_repair(path);
+        if !takes_any && !is_carrier && !takes_repairs {
             return None;
         }
         let is_slow = path.is_slow();
@@ -108,8 +111,9 @@ impl Session {
             is_far_slower,
             takes_acks: match carrier {
                 Some(_) => is_carrier,
-                None => !is_far_slower,
+                None => !is_far_slower && takes_any,
             },
+            takes_repairs,
             takes_only_acks: !takes_any,
             steadiest: None,
             all: Vec::new(),
@@ -123,8 +127,12 @@ impl Session {
     }
 
     /// R-COPY-2: handles a received datagram, which may be a copy of an earlier one.
-    pub(crate) fn on_datagram(&mut self, context: u64, bytes: &[u8]) {
-        self.datagrams.stats_mut().bytes_in += bytes.len() as u64;
+    pub(crate) fn on_datagram(&mut self, slot: usize, context: u64, bytes: &[u8]) {
+        let is_gated = self.paths.nth(slot).gated;
+        let stats = self.datagrams.stats_mut();
+        stats.bytes_in += bytes.len() as u64;
+        stats.gated_received += u64::from(is_gated);
+        stats.gated_bytes_in += u64::from(is_gated) * bytes.len() as u64;
         match self.datagrams.take(context) {
             Some(context) => {
                 self.datagrams.stats_mut().received += 1;
@@ -181,9 +189,9 @@ impl Session {
         self.is_metered().then(|| windows.sum())
     }
 
-    /// How many datagrams wait to be sent.
+    /// How many datagrams wait to be sent, but for those that repair losses over another path than most datagrams.
     pub fn datagrams_waiting(&self) -> usize {
-        self.datagrams.len()
+        self.datagrams.len_without_repairs()
     }
 
     /// Counts of datagrams that were sent, displaced or expired.

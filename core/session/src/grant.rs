@@ -24,7 +24,13 @@ struct ReceivedGrant {
     /// Whether SPENT must be sent.
     must_send: bool,
     blocked_reported_at: Option<u64>,
+    /// The bytes that [`ReceivedGrants::report_spent`] last had reported.
+    reported: u64,
 }
+
+/// R-MIRROR-4: how much a sender spends on datagrams before it reports that. Higher: grants run out before the device renews
+/// them. Lower: more frames.
+const REPORT_EVERY: u64 = 8 * 1024; // a guess: six packets of 1,420 bytes
 
 /// Grants that a sender received.
 #[derive(Debug, Default)]
@@ -44,6 +50,7 @@ impl ReceivedGrants {
                     spent: 0,
                     must_send: false,
                     blocked_reported_at: None,
+                    reported: 0,
                 });
                 self.list.len() - 1
             }
@@ -94,6 +101,18 @@ impl ReceivedGrants {
             g.blocked_reported_at = Some(g.max);
             g.must_send = true;
         }
+    }
+
+    /// Has SPENT sent if much was spent since it was last sent by this, or anything where `runs_out`. Returns whether it is to be
+    /// sent.
+    pub(crate) fn report_spent(&mut self, path: PathId, runs_out: bool) -> bool {
+        let g = self.entry(path);
+        let least = if runs_out { 1 } else { REPORT_EVERY };
+        let is_due = g.spent >= g.reported + least;
+        if is_due {
+            (g.reported, g.must_send) = (g.spent, true);
+        }
+        is_due
     }
 
     /// The number of paths for which there is a grant.
@@ -239,6 +258,21 @@ mod tests {
         assert_eq!(g.take_spent(), Some((P, 60)));
         g.on_grant(P, 1, 1_000);
         assert_eq!(g.room(P), 0, "a reordered older grant does not count");
+    }
+
+    #[test]
+    fn what_datagrams_spend_is_reported_now_and_then() {
+        // R-MIRROR-4
+        let mut g = ReceivedGrants::default();
+        g.on_grant(P, 1, 100_000);
+        g.on_sent(P, REPORT_EVERY - 1);
+        assert!(!g.report_spent(P, false) && g.take_spent().is_none());
+        g.on_sent(P, 1);
+        assert!(g.report_spent(P, false));
+        assert_eq!(g.take_spent(), Some((P, REPORT_EVERY)));
+        assert!(!g.report_spent(P, false) && g.take_spent().is_none());
+        g.on_sent(P, 1);
+        assert!(g.report_spent(P, true) && !g.report_spent(P, true));
     }
 
     #[test]

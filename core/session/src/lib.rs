@@ -75,6 +75,7 @@ mod recv_half;
 mod relay;
 mod relay_client;
 mod rendezvous;
+mod repair_datagrams;
 mod reserved_address;
 mod resume;
 mod rtt;
@@ -139,6 +140,7 @@ pub use relay::{
     UNANSWERED_MAX, relayed_id, unwrap_relayed, wrap_relayed,
 };
 pub use relay_client::{CALLS_MAX, InterceptedDatagram, RelayClient};
+pub use repair_datagrams::RepairOffer;
 pub use rendezvous::{ADDRESSES_MAX, LINE_BYTES_MAX, PUNCH_BYTES, Rendezvous, RendezvousReach};
 pub use reserved_address::is_reserved_address;
 pub use serial_path::SerialPathId;

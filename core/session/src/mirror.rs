@@ -33,7 +33,7 @@ const DATA_MIN: usize = 32;
 
 impl SessionPath {
     /// R-MIRROR-2: whether this path may repair losses of other paths.
-    fn fetches(&self) -> bool {
+    pub(crate) fn fetches(&self) -> bool {
         let said = match self.status {
             PathStatus::Available => !self.gated,
             // A server treats a path as in standby until it receives the path's status.
@@ -44,14 +44,14 @@ impl SessionPath {
     }
 
     /// R-MIRROR-2: whether this path may repair losses of a path with this round trip.
-    fn fetches_for(&self, own: Span) -> bool {
+    pub(crate) fn fetches_for(&self, own: Span) -> bool {
         // Queueing delay on that path is limited by the guard time, and its last measurement may be
         // old.
         let rtt = &self.recovery.rtt;
         self.fetches() && rtt.is_measured() && rtt.min() <= own.times(ROUND_TRIPS_MAX) + LATE
     }
 
-    fn guard(&mut self, now: Time) -> &mut MirrorGuard {
+    pub(crate) fn guard(&mut self, now: Time) -> &mut MirrorGuard {
         let datagram = self.mtu.current() as u64;
         self.mirror_guard
             .get_or_insert_with(|| MirrorGuard::new(now, datagram).into())

@@ -506,7 +506,7 @@ impl Session {
                 let path = self.paths.at(slot);
                 path.payload_in += bytes.len() as u64;
                 path.datagram_at = Some(now);
-                self.on_datagram(context, bytes);
+                self.on_datagram(slot, context, bytes);
             }
             Frame::Suspend { reason } => {
                 // R-SUSPEND-3: only a device can resume a session, so only a device may suspend it.

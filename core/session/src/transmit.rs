@@ -432,7 +432,7 @@ impl Session {
         } else {
             None
         };
-        let datagrams = match terms.eliciting && !awaits_hybrid {
+        let mut datagrams = match terms.eliciting && !awaits_hybrid {
             true => self.datagram_path(now, slot),
             false => None,
         };
@@ -452,9 +452,15 @@ impl Session {
         // granted payload, and ACKs within their budget do not.
         let held = gated && !terms.probing && !carries && !path.control.may_send(now);
         let flush_control = flush_control && !held;
-        if held && payload.is_none() {
+        // Granted payload, too.
+        let repairs = datagrams.as_ref().is_some_and(|by| by.takes_repairs);
+        if held && payload.is_none() && !repairs {
             path.paced_until = path.paced_until.min(path.control.next_send_at());
             return 0;
+        }
+
+        if held && let Some(by) = &mut datagrams {
+            by.takes_acks = false;
         }
 
         let end = buf.len() - TAG_BYTES;

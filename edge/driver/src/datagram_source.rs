@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use d2tp_session::{DATAGRAMS_MAX, Session, Span, Time};
+use d2tp_session::{DATAGRAMS_MAX, FlowId, RepairOffer, Session, Span, Time};
 
 /// The fewest datagrams that wait in the core: two packets' worth while a path is full.
 const WAITING_MIN: usize = 4; // a guess: some 5 kB, which a path of 1 Mb/s takes in 40 ms
@@ -42,6 +42,16 @@ pub trait DatagramSource: Send + Sync + 'static {
     ///
     /// Is called with the session locked: it must not call the session, nor wait for who does.
     fn take(&self, max: usize, count: usize, datagrams: &mut Vec<SourcedDatagram>);
+
+    /// The flow whose grants pay for repairs on metered links, if the source has a packet now that repairs a loss and may leave over
+    /// another link. It is called as `take` is, before it.
+    fn repair_flow(&self) -> Option<u64> {
+        None
+    }
+
+    /// Appends the datagrams of a packet that repairs a loss, to leave over another link than most datagrams; none if that does not
+    /// pay. It follows [`DatagramSource::repair_flow`].
+    fn take_repair(&self, _offer: &RepairOffer, _datagrams: &mut Vec<SourcedDatagram>) {}
 
     /// The session would have taken datagrams, and no path carries any, nor would one with grants. [`DatagramSource::take`]
     /// follows when one does. It is called as `take` is, several times in an outage.
@@ -98,6 +108,9 @@ impl DatagramFeed {
             self.waiting_max = WAITING_MIN;
             self.source.on_slow(is_slow);
         }
+        if !is_slow {
+            self.take_repair(now, session);
+        }
         let waiting = session.datagrams_waiting();
         if is_slow {
             self.waiting_max = WAITING_SLOW;
@@ -127,5 +140,27 @@ impl DatagramFeed {
             self.had_more = true;
         }
         self.had_more || self.source.is_waiting()
+    }
+
+    /// Hands over a packet that repairs a loss, if another link has room for it.
+    fn take_repair(&mut self, now: Time, session: &mut Session) {
+        let Some(flow) = self.source.repair_flow() else {
+            return;
+        };
+        let Some(offer) = session.repair_offer(now, FlowId(flow)) else {
+            return;
+        };
+        self.source.take_repair(&offer, &mut self.taken);
+        for SourcedDatagram {
+            context,
+            bytes,
+            expiry,
+            ..
+        } in self.taken.drain(..)
+        {
+            if bytes.len() <= offer.datagram_max {
+                session.send_repair_datagram(&offer, context, bytes, now + Span::from(expiry));
+            }
+        }
     }
 }

@@ -95,8 +95,8 @@ pub use d2tp_session::{
     CipherSuite, CongestionKind, DATAGRAMS_MAX, DatagramStats, DrwaLambda, EndpointConfig,
     FirstHopStatus, FlowEnd, FlowRemainder, HybridPolicy, LinkId, MemoryAccount, MemoryCharge,
     MemoryPool, Mirroring, PathSchedulerKind, PathSelection, PathState, PathStats, PathSwitchKind,
-    PublicKey, ReasonCode, RelayId, RelayLimits, RelayRefusal, SecretKey, SessionEnd, SessionEvent,
-    TraceLevel,
+    PublicKey, ReasonCode, RelayId, RelayLimits, RelayRefusal, RepairOffer, SecretKey, SessionEnd,
+    SessionEvent, TraceLevel,
 };
 pub use d2tp_stream::{
     HttpProxyError, IdentityError, STREAM_PORT_DEFAULT, StreamIdentity, TcpStreamAcceptor,

@@ -133,6 +133,10 @@ impl MeteredFilter for AnswersOnly {
         is_admitted
     }
 
+    fn lets_pay(&self, packet: &[u8]) -> bool {
+        self.admits_at(Instant::now(), packet)
+    }
+
     fn on_left(&self, _: &[u8], _: bool) {}
 }
 

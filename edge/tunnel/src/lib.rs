@@ -45,7 +45,7 @@ pub use metered_filter::MeteredFilter;
 pub use original_destination::original_destination;
 pub use packet_pieces::{PacketTooLong, PieceJoiner, split};
 pub use packet_queue::{PacketQueue, PacketQueueCounts, WaitingPacket};
-pub use packet_source::PacketSource;
+pub use packet_source::{PacketRepairCounts, PacketSource};
 pub use system_command::{SystemCommandError, ip_batch, nft, run_command};
 pub use tun_device::{TunBatch, TunDevice, TunError, TunWriter};
 

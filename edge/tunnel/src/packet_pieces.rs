@@ -28,6 +28,11 @@ const DISTANCE_MAX: u16 = 1024; // a guess: more than the packets that are under
 #[error("the packet is too long for the tunnel's path")]
 pub struct PacketTooLong;
 
+/// Whether a packet of so many bytes fits two datagrams of at most `datagram_max` bytes.
+pub(crate) fn fits_two(bytes: usize, datagram_max: usize) -> bool {
+    bytes.div_ceil(2) + PIECE_HEADER <= datagram_max
+}
+
 /// The datagrams for a packet: itself, or two pieces with this number if datagrams have at most `datagram_max` bytes.
 ///
 /// # Errors
@@ -40,10 +45,10 @@ pub fn split(
     if packet.len() <= datagram_max {
         return Ok((packet, None));
     }
-    let half = packet.len().div_ceil(2);
-    if half + PIECE_HEADER > datagram_max {
+    if !fits_two(packet.len(), datagram_max) {
         return Err(PacketTooLong);
     }
+    let half = packet.len().div_ceil(2);
     let piece = |kind: u8, part: &[u8]| {
         let mut bytes = BytesMut::with_capacity(PIECE_HEADER + part.len());
         bytes.put_u8(kind);

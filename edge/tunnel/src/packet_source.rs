@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use d2tp_driver::{Connection, DatagramSource, MemoryCharge, SourcedDatagram};
+use d2tp_driver::{Connection, DatagramSource, MemoryCharge, RepairOffer, SourcedDatagram};
 use parking_lot::Mutex;
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::Notify;
@@ -15,7 +15,7 @@ use tokio::time::sleep;
 use crate::PACKET_CONTEXT;
 use crate::capsules::packet_capsule;
 use crate::metered_filter::MeteredFilter;
-use crate::packet_pieces::split;
+use crate::packet_pieces::{fits_two, split};
 use crate::packet_queue::{PacketQueue, PacketQueueCounts, WaitingPacket};
 use crate::tcp_hold::{BlockedPacket, TcpHold};
 use crate::tcp_segment::is_plain_ack;
@@ -42,8 +42,23 @@ const LOOK_IN_OUTAGE_EVERY: Duration = Duration::from_millis(500); // a guess: s
 /// How long a packet of TCP that leaves after an outage may wait.
 const RELEASED_EXPIRY: Duration = Duration::from_millis(500); // as long as others wait in the queue
 
+/// How much longer than one and a half round trips of another link a repair over it may take until it counts as lost. Higher: a
+/// connection waits longer where that link loses. Lower: more is sent twice.
+const REPAIR_SLACK: Duration = Duration::from_millis(50); // a guess: a packet of 1,420 bytes takes 28 ms at 0.4 Mb/s
+
 /// How long a released packet of TCP may wait while only slow paths carry, which take some packets at once for later.
 const SLOW_EXPIRY: Duration = Duration::from_secs(10); // a guess: four packets of 1,420 bytes take a second at 48 kb/s
+
+/// Segments of end-to-end TCP that were lost and left again from copies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PacketRepairCounts {
+    /// Those that left by the usual way.
+    pub usual: u64,
+    /// Those that left over another link.
+    pub elsewhere: u64,
+    /// The bytes of those that left over another link which is metered.
+    pub metered_bytes: u64,
+}
 
 /// Packets that wait for room in a session, in the order of [`PacketQueue`]. Packets of TCP that were under way when the
 /// session lost its paths leave again when there is one.
@@ -68,6 +83,9 @@ struct SourceState {
     second: Option<(Bytes, Duration)>,
     /// The number of the next packet that is split.
     number: u16,
+    /// The tunnel's own flow, whose grants pay for repairs on metered links.
+    flow: Option<u64>,
+    repairs: PacketRepairCounts,
     /// The memory of the packets.
     charge: MemoryCharge,
 }
@@ -90,12 +108,24 @@ impl PacketSource {
                 was_released: false,
                 second: None,
                 number: 0,
+                flow: None,
+                repairs: PacketRepairCounts::default(),
                 charge,
             }),
             added: Notify::new(),
             too_long: AtomicU64::new(0),
             filter,
         }
+    }
+
+    /// Lets lost segments leave over other links than most packets, over metered ones as far as `flow` is granted.
+    pub fn repair_elsewhere(&self, flow: u64) {
+        self.state.lock().flow = Some(flow);
+    }
+
+    /// Segments that were lost and left again so far.
+    pub fn repair_counts(&self) -> PacketRepairCounts {
+        self.state.lock().repairs
     }
 
     /// Adds packets, and lets `connection`, whose source this is, send them. Returns answers for their senders: in an
@@ -254,6 +284,12 @@ impl PacketSource {
     }
 }
 
+/// The time in which a repair that leaves over another link is reported as received, or is lost.
+fn repair_expiry(offer: &RepairOffer) -> Duration {
+    let round_trip = Duration::from(offer.round_trip);
+    round_trip + round_trip / 2 + REPAIR_SLACK
+}
+
 impl SourceState {
     fn is_empty(&self) -> bool {
         self.queue.is_empty() && self.second.is_none() && !self.hold.has_waiting()
@@ -279,6 +315,7 @@ impl SourceState {
         };
         let released = |state: &mut SourceState| {
             let packet = state.hold.next_released()?;
+            state.repairs.usual += 1;
             state.was_released = true;
             let expiry = match state.hold.is_slow() {
                 true => SLOW_EXPIRY,
@@ -349,6 +386,44 @@ impl SourceState {
 }
 
 impl DatagramSource for PacketSource {
+    fn repair_flow(&self) -> Option<u64> {
+        let mut state = self.state.lock();
+        state.hold.unblock(Instant::now());
+        let flow = state.flow;
+        flow.filter(|_| state.hold.has_repair())
+    }
+
+    fn take_repair(&self, offer: &RepairOffer, datagrams: &mut Vec<SourcedDatagram>) {
+        let mut state = self.state.lock();
+        let now = Instant::now();
+        let filter = self.filter.as_deref().filter(|_| offer.is_gated);
+        let expiry = repair_expiry(offer);
+        let is_sooner = offer.round_trip <= offer.usual_round_trip;
+        let packet = state.hold.next_repair(now + expiry, is_sooner, |packet| {
+            fits_two(packet.len(), offer.datagram_max)
+                && filter.is_none_or(|filter| filter.lets_pay(packet))
+        });
+        let Some(packet) = packet else {
+            return;
+        };
+        state.repairs.elsewhere += 1;
+        state.repairs.metered_bytes += u64::from(offer.is_gated) * packet.len() as u64;
+        if let Some(filter) = &self.filter {
+            filter.on_left(&packet, offer.is_gated);
+        }
+        state.number = state.number.wrapping_add(1);
+        let pieces = split(packet, offer.datagram_max, state.number);
+        let pieces = pieces
+            .into_iter()
+            .flat_map(|(first, second)| [Some(first), second]);
+        datagrams.extend(pieces.flatten().map(|bytes| SourcedDatagram {
+            context: PACKET_CONTEXT,
+            acknowledges: false,
+            bytes,
+            expiry,
+        }));
+    }
+
     fn take(&self, max: usize, count: usize, datagrams: &mut Vec<SourcedDatagram>) {
         let mut state = self.state.lock();
         let now = Instant::now();

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use crate::tcp_repair::{CopiedSegment, DROPPED, NOT_LEFT, TcpRepair};
+use crate::tcp_repair::{CopiedSegment, DROPPED, ELSEWHERE, LostSegment, NOT_LEFT, TcpRepair};
 use crate::tcp_segment::{InnerSegment, TcpTimestamps, is_after, with_timestamp};
 
 /// What a segment takes beside its bytes: its entry, and its allocation's.
@@ -53,6 +53,17 @@ pub(crate) enum KeptAs {
     Waiting,
     /// A queue drops the segment.
     Dropped,
+}
+
+/// A copy that left over another link, of which nothing was heard.
+#[derive(Debug)]
+struct CopyElsewhere {
+    sequence: u32,
+    end: u32,
+    /// When it leaves by the usual way, if it is still missing.
+    due: Instant,
+    /// The timestamp with which it left.
+    timestamp: Option<u32>,
 }
 
 /// A segment that was not acknowledged yet.
@@ -97,6 +108,7 @@ pub(crate) struct FollowedConnection {
     heard_at: Instant,
     /// When something was acknowledged last, or the first segment kept.
     progress_at: Instant,
+    elsewhere: Vec<CopyElsewhere>,
     /// A stop of progress before this time is not left to the sender's timer.
     watched_until: Option<Instant>,
     /// How often missing segments left again since the last progress, and when they did last.
@@ -122,6 +134,7 @@ impl FollowedConnection {
             repair: None,
             heard_at: now,
             progress_at: now,
+            elsewhere: Vec::new(),
             watched_until: None,
             repeats: 0,
             repeated_at: now,
@@ -203,7 +216,22 @@ impl FollowedConnection {
         !self.is_empty() && now.saturating_duration_since(self.heard_at) > SENDER_SILENT_MAX
     }
 
-    /// Notes what a segment says of its sender, which leaves now. Returns a newer timestamp, which the segment needs:
+    /// The timestamp with which a segment leaves: the newest of its sender, but not newer than that of a copy behind it that is under
+    /// way on another link. The receiver would discard that copy, once this segment has come (RFC 7323 §4.3).
+    fn timestamp_for(&self, sequence: u32) -> Option<u32> {
+        let newest = self.newest_timestamp?;
+        let behind = self.elsewhere.iter();
+        let behind = behind.filter(|copy| is_after(copy.sequence, sequence));
+        let oldest = behind.filter_map(|copy| copy.timestamp);
+        Some(
+            oldest.fold(newest, |oldest, one| match is_after(oldest, one) {
+                true => one,
+                false => oldest,
+            }),
+        )
+    }
+
+    /// Notes what a segment says of its sender, which leaves now. Returns another timestamp, if the segment needs one:
     /// a receiver discards one that is older than another which it has (RFC 7323 §5).
     pub(crate) fn note_sent(&mut self, now: Instant, segment: &InnerSegment) -> Option<u32> {
         self.heard_at = now;
@@ -217,7 +245,8 @@ impl FollowedConnection {
             .newest_timestamp
             .filter(|known| is_after(*known, value));
         self.newest_timestamp = Some(newer.unwrap_or(value));
-        newer
+        self.timestamp_for(segment.sequence)
+            .filter(|timestamp| *timestamp != value)
     }
 
     /// Keeps a copy of a segment.
@@ -299,6 +328,10 @@ impl FollowedConnection {
 
     fn set_order(&mut self, at: usize, order: u64) {
         let copied = &mut self.segments[at].copied;
+        if copied.order == ELSEWHERE && order != ELSEWHERE {
+            let sequence = copied.sequence;
+            self.elsewhere.retain(|copy| copy.sequence != sequence);
+        }
         copied.order = order;
         if let Some(repair) = &mut self.repair {
             repair.leaves_again(copied.sequence, copied.end, order);
@@ -361,6 +394,16 @@ impl FollowedConnection {
 
     /// The copy with this number, which leaves now. `None` if it does not wait, or has arrived.
     pub(crate) fn leave_again(&mut self, sequence: u32) -> Option<Bytes> {
+        self.leave(sequence, None)
+    }
+
+    /// The copy with this number, which leaves over another link now, and by the usual way at `due` if it is missing then. `None`
+    /// if it does not wait, or has arrived.
+    pub(crate) fn leave_elsewhere(&mut self, sequence: u32, due: Instant) -> Option<Bytes> {
+        self.leave(sequence, Some(due))
+    }
+
+    fn leave(&mut self, sequence: u32, elsewhere_until: Option<Instant>) -> Option<Bytes> {
         let at = self.copy_of(sequence)?;
         let CopiedSegment {
             sequence,
@@ -374,10 +417,21 @@ impl FollowedConnection {
             self.segments[at].copied.order = self.order;
             return None;
         }
-        self.leaves(at);
+        match elsewhere_until {
+            None => self.leaves(at),
+            Some(_) => self.set_order(at, ELSEWHERE),
+        }
+        let timestamp = self.timestamp_for(sequence);
+        if let Some(due) = elsewhere_until {
+            self.elsewhere.push(CopyElsewhere {
+                sequence,
+                end,
+                due,
+                timestamp,
+            });
+        }
         let packet = self.segments[at].packet.clone();
-        let newest = self.newest_timestamp;
-        let changed = newest.and_then(|newest| with_timestamp(&packet, newest));
+        let changed = timestamp.and_then(|timestamp| with_timestamp(&packet, timestamp));
         Some(changed.unwrap_or(packet))
     }
 
@@ -396,6 +450,40 @@ impl FollowedConnection {
             _ => self.repeated_at,
         };
         may_repeat.then(|| since + after * (1 << self.repeats.min(DOUBLINGS_MAX)))
+    }
+
+    /// The waiting copy with this number, if it has not arrived.
+    pub(crate) fn waiting_copy(&self, sequence: u32) -> Option<&Bytes> {
+        let kept = &self.segments[self.copy_of(sequence)?];
+        let CopiedSegment {
+            sequence,
+            end,
+            order,
+        } = kept.copied;
+        let waits = order == NOT_LEFT && self.is_missing(sequence, end);
+        waits.then_some(&kept.packet)
+    }
+
+    /// When the first of the copies that left over another link is to leave by the usual way.
+    pub(crate) fn returns_at(&self) -> Option<Instant> {
+        self.elsewhere.iter().map(|copy| copy.due).min()
+    }
+
+    /// Has copies that left over another link leave by the usual way, if it is time: the numbers of them.
+    pub(crate) fn return_due(&mut self, now: Instant) -> Vec<u32> {
+        let is_due = |copy: &mut CopyElsewhere| copy.due <= now;
+        let due: Vec<CopyElsewhere> = self.elsewhere.extract_if(.., is_due).collect();
+        let is_elsewhere = |connection: &FollowedConnection, sequence: u32| {
+            let at = connection.copy_of(sequence);
+            at.is_some_and(|at| connection.segments[at].copied.order == ELSEWHERE)
+        };
+        due.into_iter()
+            .map(|copy| copy.sequence)
+            .filter_map(|sequence| match is_elsewhere(self, sequence) {
+                true => self.release(sequence),
+                false => None,
+            })
+            .collect()
     }
 
     /// Has missing segments leave again, if it is time: the numbers of them.
@@ -448,17 +536,18 @@ impl FollowedConnection {
             self.bytes -= cost(&first.packet);
             self.segments.pop_front();
         }
+        self.elsewhere.retain(|copy| is_after(copy.end, number));
         Some(false)
     }
 
-    /// Reads the SACK blocks of an answer, adds the numbers of copies of what is lost to `released`, and returns whether the
+    /// Reads the SACK blocks of an answer, adds copies of what is lost to `released`, and returns whether the
     /// sender need not know of it. `is_slow`: only slow paths carry.
     pub(crate) fn on_sack(
         &mut self,
         now: Instant,
         answer: &InnerSegment,
         is_slow: bool,
-        released: &mut Vec<u32>,
+        released: &mut Vec<LostSegment>,
     ) -> bool {
         let Some(acknowledged) = self.acknowledged else {
             return false;
@@ -476,12 +565,18 @@ impl FollowedConnection {
             .partition_point(|kept| !is_after(kept.copied.end, highest));
         let copies = self.segments.range(from..).map(|kept| kept.copied);
         repair.on_sack(answer.sack, acknowledged, copies);
+        self.elsewhere
+            .retain(|copy| !repair.has_arrived(copy.sequence, copy.end));
+        let awaited = self.elsewhere.iter().map(|copy| copy.due).max();
         let (lost, hides) = (
             repair.take_lost(self.order),
-            repair.hides_losses(now, is_slow),
+            repair.hides_losses(now, is_slow, awaited),
         );
         let lost = lost.into_iter();
-        released.extend(lost.filter_map(|sequence| self.release(sequence)));
+        released.extend(lost.filter_map(|one| {
+            let sequence = self.release(one.sequence)?;
+            Some(LostSegment { sequence, ..one })
+        }));
         if hides {
             let until = now + WATCHED_AFTER_LOSS;
             self.watched_until = self.watched_until.max(Some(until));
@@ -507,6 +602,7 @@ impl FollowedConnection {
     /// Forgets all copies.
     pub(crate) fn forget_copies(&mut self) {
         self.segments.clear();
+        self.elsewhere.clear();
         self.bytes = 0;
         self.repair = None;
     }

@@ -36,6 +36,11 @@ const AFTER_OUTAGE: u64 = 10_000;
 /// What a slow link that is there in outages takes for a packet, and how long the packet is under way then.
 const SLOW_EVERY: u64 = 200;
 const SLOW_DELAY: u64 = 600;
+/// What another link takes for a repair, and how long the repair is under way there: later segments overtake it.
+const OTHER_EVERY: u64 = 30;
+const OTHER_DELAY: u64 = 150;
+/// When a repair over it is lost, from when it left on.
+const OTHER_DUE: u64 = 300;
 
 struct PacketDraw(u64);
 
@@ -60,6 +65,8 @@ struct DownloadReceiver {
     next: u32,
     later: BTreeSet<u32>,
     newest_timestamp: u32,
+    /// Segments that came again.
+    duplicates: u32,
     /// Segments that were discarded as old.
     discarded: u32,
 }
@@ -79,8 +86,8 @@ impl DownloadReceiver {
             if segment <= self.next {
                 self.newest_timestamp = self.newest_timestamp.max(timestamp);
             }
-            if segment >= self.next {
-                self.later.insert(segment);
+            if segment < self.next || !self.later.insert(segment) {
+                self.duplicates += 1;
             }
         }
         while self.later.remove(&self.next) {
@@ -169,6 +176,10 @@ struct TunnelExchange {
     slow_packets: u64,
     /// How many segments were acknowledged while it carried.
     slow_acknowledged: u64,
+    /// Whether another link carries repairs, when it takes the next one, and how many it took.
+    has_other_link: bool,
+    other_at: u64,
+    other_packets: u64,
     /// How many of a thousand packets the queue drops, and the air loses.
     dropped: u64,
     lost: u64,
@@ -200,6 +211,9 @@ impl TunnelExchange {
             slow_at: 0,
             slow_packets: 0,
             slow_acknowledged: 0,
+            has_other_link: false,
+            other_at: 0,
+            other_packets: 0,
             dropped: draw.below(3) * 10,
             lost: draw.below(3) * 10,
             sender: DownloadSender::default(),
@@ -311,6 +325,22 @@ impl TunnelExchange {
         }
     }
 
+    /// Sends a repair over the other link, if it has room for one.
+    fn repair_elsewhere(&mut self) {
+        if !self.has_other_link || self.time < self.other_at {
+            return;
+        }
+        let due = self.now() + Duration::from_millis(OTHER_DUE);
+        let Some(packet) = self.hold.next_repair(due, true, |_| true) else {
+            return;
+        };
+        self.other_at = self.time + OTHER_EVERY;
+        self.other_packets += 1;
+        if self.draw.below(1_000) >= self.lost {
+            self.carry(packet, OTHER_DELAY);
+        }
+    }
+
     /// Ends when everything has arrived. Returns for how long nothing was acknowledged at most, outages aside.
     fn run(&mut self) -> u64 {
         let (mut longest, mut since, mut before) = (0, 0, 0);
@@ -345,6 +375,7 @@ impl TunnelExchange {
                 self.slow_packets += 1;
                 self.carry(packet, SLOW_DELAY);
             }
+            self.repair_elsewhere();
             let has_room = outage.as_ref().is_none_or(|o| self.time < o.start + FULL);
             for _ in 0..2 * u8::from(has_room) {
                 let Some(packet) = self.next() else {
@@ -403,5 +434,36 @@ fn a_download_uses_a_slow_link_in_outages_and_goes_on_after_them() {
             10 * used >= 9 * slots && 10 * useful >= 8 * slots,
             "seed {seed}: of {slots} turns {used} were used, and {useful} carried something new"
         );
+    }
+}
+
+#[test]
+fn repairs_over_another_link_are_overtaken_and_neither_end_notices() {
+    for seed in 0..24 {
+        let mut exchange = TunnelExchange::new(seed);
+        exchange.outages.clear();
+        (exchange.has_other_link, exchange.dropped, exchange.lost) = (true, 0, 20);
+        let longest = exchange.run();
+        let (sender, receiver) = (&exchange.sender, &exchange.receiver);
+        assert!(longest < 1_500, "seed {seed}: nothing for {longest} ms");
+        assert!(exchange.other_packets > 20, "seed {seed}: it is used");
+        assert_eq!(receiver.discarded, 0, "seed {seed}");
+        assert!(
+            sender.repeated.len() <= 3 && receiver.duplicates <= 6,
+            "seed {seed}: of {} repairs there, {} came twice, and the sender repeated {:?}",
+            exchange.other_packets,
+            receiver.duplicates,
+            sender.repeated,
+        );
+    }
+}
+
+#[test]
+fn outages_and_lost_repairs_do_not_stop_a_download_beside_another_link() {
+    for seed in 0..24 {
+        let mut exchange = TunnelExchange::new(seed);
+        exchange.has_other_link = true;
+        let longest = exchange.run();
+        assert!(longest < 5_000, "seed {seed}: nothing for {longest} ms");
     }
 }

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!                 sent ─▶ kept until its ACK comes back through the tunnel
-//!  an ACK reports a hole:     its segment leaves again; the sender gets the ACK without the report
+//!  an ACK reports a hole:     its segment leaves again, over another link where that pays; the sender gets the ACK without the report
 //!  no path carries:  what comes is kept, too; its sender gets an ACK with window 0
 //!  slow paths alone: what is kept leaves one by one, in order; a sender that has enough here gets ACKs with window 0
 //!  a path carries:   all that is kept and has not arrived leaves again, in order, before anything else of those connections
@@ -67,6 +67,30 @@ pub(crate) enum BlockedPacket {
     Held(Option<Bytes>),
 }
 
+/// A copy that leaves again.
+#[derive(Clone, Copy, Debug)]
+struct ReleasedCopy {
+    ends: ConnectionEnds,
+    /// A sequence number in it.
+    sequence: u32,
+    elsewhere: LeavesElsewhere,
+}
+
+/// When a copy leaves over another link than its connection's segments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LeavesElsewhere {
+    /// Never: no network lost the segment, or the other link did.
+    Never,
+    /// Where it arrives sooner there: the segment was lost once.
+    IfSooner,
+    /// Always: the segment was lost twice, or the connection makes no progress. What loses it again by the usual way costs more than a
+    /// longer way.
+    Always,
+}
+
+/// How many copies are looked at for one that leaves over another link.
+const LOOKED_AT_MAX: usize = 64; // as many as are lost at once
+
 /// The segments of a tunnel's connections that were not acknowledged yet.
 #[derive(Debug, Default)]
 pub(crate) struct TcpHold {
@@ -80,8 +104,8 @@ pub(crate) struct TcpHold {
     is_slow: bool,
     /// The number of copies that left again.
     left: u64,
-    /// The copies that leave again, by a number in each.
-    released: VecDeque<(ConnectionEnds, u32)>,
+    /// The copies that leave again.
+    released: VecDeque<ReleasedCopy>,
     /// When connections are searched for those that make no progress.
     look_at: Option<Instant>,
     /// When those were last forgotten whose senders are gone.
@@ -193,7 +217,11 @@ impl TcpHold {
             return false;
         }
         if !waited {
-            self.released.push_back((segment.ends, segment.sequence));
+            self.released.push_back(ReleasedCopy {
+                ends: segment.ends,
+                sequence: segment.sequence,
+                elsewhere: LeavesElsewhere::Never,
+            });
         }
         true
     }
@@ -225,7 +253,14 @@ impl TcpHold {
         let mut lost = Vec::new();
         let hides = connection.on_sack(now, &segment, self.is_slow, &mut lost);
         let opens = connection.passes_window(&segment);
-        let lost = lost.into_iter().map(|sequence| (ends, sequence));
+        let lost = lost.into_iter().map(|lost| ReleasedCopy {
+            ends,
+            sequence: lost.sequence,
+            elsewhere: match lost.was_lost {
+                false => LeavesElsewhere::IfSooner,
+                true => LeavesElsewhere::Always,
+            },
+        });
         match self.is_slow {
             // Before what waits for its first turn.
             true => lost.rev().for_each(|one| self.released.push_front(one)),
@@ -291,7 +326,11 @@ impl TcpHold {
         let held = self.on_blocked(now, packet);
         // A copy that left by a slow path is under way, or leaves again when it counts as lost.
         if held != BlockedPacket::Passed && !waited && waits(self) {
-            let one = (segment.ends, segment.sequence);
+            let one = ReleasedCopy {
+                ends: segment.ends,
+                sequence: segment.sequence,
+                elsewhere: LeavesElsewhere::Never,
+            };
             match is_repeated {
                 true => self.released.push_front(one),
                 false => self.released.push_back(one),
@@ -372,7 +411,11 @@ impl TcpHold {
         while !waiting.is_empty() {
             waiting.retain_mut(|(ends, sequences)| {
                 let next = sequences.next();
-                self.released.extend(next.map(|sequence| (*ends, sequence)));
+                self.released.extend(next.map(|sequence| ReleasedCopy {
+                    ends: *ends,
+                    sequence,
+                    elsewhere: LeavesElsewhere::Never,
+                }));
                 next.is_some()
             });
         }
@@ -385,16 +428,30 @@ impl TcpHold {
             return;
         }
         for (ends, connection) in &mut self.connections {
-            let due = connection.release_due(now, self.is_slow);
-            let due = due.into_iter().map(|sequence| (*ends, sequence));
+            let of = |sequences: Vec<u32>, elsewhere| {
+                sequences.into_iter().map(move |sequence| ReleasedCopy {
+                    ends: *ends,
+                    sequence,
+                    elsewhere,
+                })
+            };
+            self.released
+                .extend(of(connection.return_due(now), LeavesElsewhere::Never));
+            let due = of(
+                connection.release_due(now, self.is_slow),
+                LeavesElsewhere::Always,
+            );
             match self.is_slow {
                 true => due.rev().for_each(|one| self.released.push_front(one)),
                 false => self.released.extend(due),
             }
         }
         let connections = self.connections.values();
-        let repeats_at = |connection: &FollowedConnection| connection.repeats_at(self.is_slow);
-        self.look_at = connections.filter_map(repeats_at).min();
+        let looks_at = |connection: &FollowedConnection| {
+            let repeats_at = connection.repeats_at(self.is_slow);
+            repeats_at.into_iter().chain(connection.returns_at()).min()
+        };
+        self.look_at = connections.filter_map(looks_at).min();
     }
 
     /// Forgets connections whose senders are gone, so that nothing of them is sent again.
@@ -421,7 +478,7 @@ impl TcpHold {
     /// The next packet to be sent again.
     pub(crate) fn next_released(&mut self) -> Option<Bytes> {
         loop {
-            let (ends, sequence) = self.pop_released()?;
+            let ReleasedCopy { ends, sequence, .. } = self.pop_released()?;
             let connection = self.connections.get_mut(&ends);
             let packet = connection.and_then(|connection| connection.leave_again(sequence));
             if packet.is_some() {
@@ -430,25 +487,67 @@ impl TcpHold {
         }
     }
 
+    /// Whether a copy waits that may leave over another link.
+    pub(crate) fn has_repair(&self) -> bool {
+        let mut first = self.released.iter().take(LOOKED_AT_MAX);
+        !self.is_slow && first.any(|one| one.elsewhere != LeavesElsewhere::Never)
+    }
+
+    /// The next packet to be sent again over another link, of those that `may_leave` admits. At `due` it leaves by the usual way if
+    /// it is still missing. `is_sooner`: it arrives sooner there than by the usual way.
+    pub(crate) fn next_repair(
+        &mut self,
+        due: Instant,
+        is_sooner: bool,
+        may_leave: impl Fn(&Bytes) -> bool,
+    ) -> Option<Bytes> {
+        let mut at = 0;
+        while at < self.released.len().min(LOOKED_AT_MAX) {
+            let ReleasedCopy {
+                ends,
+                sequence,
+                elsewhere,
+            } = self.released[at];
+            let pays = match elsewhere {
+                LeavesElsewhere::Never => false,
+                LeavesElsewhere::IfSooner => is_sooner,
+                LeavesElsewhere::Always => true,
+            };
+            let connection = self.connections.get_mut(&ends);
+            let connection = connection.filter(|connection| {
+                let waiting = connection.waiting_copy(sequence);
+                pays && waiting.is_some_and(&may_leave)
+            });
+            if let Some(connection) = connection {
+                self.released.remove(at);
+                let packet = connection.leave_elsewhere(sequence, due);
+                self.look_by(due);
+                return packet;
+            }
+            at += 1;
+        }
+        None
+    }
+
     /// The first of the copies that leave again; on slow paths of the connection whose turn it is, so that none waits for all
     /// that is kept of another.
-    fn pop_released(&mut self) -> Option<(ConnectionEnds, u32)> {
+    fn pop_released(&mut self) -> Option<ReleasedCopy> {
         if !self.is_slow {
             return self.released.pop_front();
         }
-        let turn = |(ends, _): &(ConnectionEnds, u32)| {
-            let connection = self.connections.get(ends);
+        let turn = |one: &ReleasedCopy| {
+            let connection = self.connections.get(&one.ends);
             connection.map_or(0, FollowedConnection::turn)
         };
         let mut turns = self.released.iter().map(turn).enumerate();
         let first = turns.next()?;
         let (at, _) = turns.fold(first, |best, one| if one.1 < best.1 { one } else { best });
-        let (ends, sequence) = self.released.remove(at)?;
+        let one = self.released.remove(at)?;
         self.left += 1;
-        if let Some(connection) = self.connections.get_mut(&ends) {
+        if let Some(connection) = self.connections.get_mut(&one.ends) {
             connection.set_turn(self.left);
         }
-        Some((ends, sequence))
+        Some(one)
     }
 
     /// Forgets the segments of the connection with most of them. False if there are none.

@@ -30,15 +30,30 @@ pub(crate) const NOT_LEFT: u64 = u64::MAX;
 /// The number of one that a queue dropped so that its sender slows down. It is not repaired unless the connection stops.
 pub(crate) const DROPPED: u64 = u64::MAX - 1;
 
+/// The number of one whose copy left over another link than the connection's segments. It says nothing of what left before it, and
+/// what left after it says nothing of the copy.
+pub(crate) const ELSEWHERE: u64 = u64::MAX - 2;
+
 /// A segment that has not arrived although later ones have.
 #[derive(Debug)]
 struct Hole {
     sequence: u32,
     end: u32,
-    /// The segment's number in the order in which the connection's segments left, the last time that it did; [`NOT_LEFT`] or [`DROPPED`].
+    /// The segment's number in the order in which the connection's segments left, the last time that it did; [`NOT_LEFT`], [`DROPPED`]
+    /// or [`ELSEWHERE`].
     order: u64,
     /// How many segments that left after this one have arrived.
     later: u64,
+    /// Whether the segment was lost before.
+    was_lost: bool,
+}
+
+/// A segment that was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LostSegment {
+    pub(crate) sequence: u32,
+    /// Whether the segment was lost before, too.
+    pub(crate) was_lost: bool,
 }
 
 /// A copy of a segment, as the search for holes sees it.
@@ -46,7 +61,7 @@ struct Hole {
 pub(crate) struct CopiedSegment {
     pub(crate) sequence: u32,
     pub(crate) end: u32,
-    /// The segment's number in the order in which the connection's segments left, [`NOT_LEFT`] or [`DROPPED`].
+    /// The segment's number in the order in which the connection's segments left, [`NOT_LEFT`], [`DROPPED`] or [`ELSEWHERE`].
     pub(crate) order: u64,
 }
 
@@ -109,8 +124,8 @@ impl TcpRepair {
                 at = copy.end;
             }
             if sack.contains(copy.sequence, copy.end) {
-                if copy.order >= DROPPED {
-                    // It arrived before an outage, and says nothing of what leaves after it.
+                if copy.order >= ELSEWHERE {
+                    // It arrived before an outage or over another link, and says nothing of what leaves after it.
                     continue;
                 }
                 let earlier = self.holes.iter_mut().filter(|hole| hole.order < copy.order);
@@ -127,6 +142,7 @@ impl TcpRepair {
                     end: copy.end,
                     order: copy.order,
                     later: 0,
+                    was_lost: false,
                 });
             }
         }
@@ -156,6 +172,7 @@ impl TcpRepair {
             end: copy.end,
             order: copy.order,
             later: 0,
+            was_lost: false,
         });
     }
 
@@ -183,9 +200,8 @@ impl TcpRepair {
         !is_after(end, self.highest) && is_followed && !holes.any(overlaps)
     }
 
-    /// The sequence numbers of segments that are lost, if the last one that left has this number. They are not named again
-    /// before they have left again.
-    pub(crate) fn take_lost(&mut self, last: u64) -> Vec<u32> {
+    /// The segments that are lost, if the last one that left has this number. They are not named again before they have left again.
+    pub(crate) fn take_lost(&mut self, last: u64) -> Vec<LostSegment> {
         let lost = self
             .holes
             .iter_mut()
@@ -193,7 +209,10 @@ impl TcpRepair {
         lost.map(|hole| {
             // Nothing has left after it that could show that it is lost.
             (hole.order, hole.later) = (NOT_LEFT, 0);
-            hole.sequence
+            LostSegment {
+                sequence: hole.sequence,
+                was_lost: std::mem::replace(&mut hole.was_lost, true),
+            }
         })
         .collect()
     }
@@ -203,11 +222,17 @@ impl TcpRepair {
         self.highest
     }
 
-    /// Whether the sender need not know what is missing. `is_slow`: what carries is far slower than before.
-    pub(crate) fn hides_losses(&self, now: Instant, is_slow: bool) -> bool {
+    /// Whether the sender need not know what is missing. `is_slow`: what carries is far slower than before. `awaited`: until when the
+    /// receiver may still report copies that left over another link.
+    pub(crate) fn hides_losses(
+        &self,
+        now: Instant,
+        is_slow: bool,
+        awaited: Option<Instant>,
+    ) -> bool {
         let hidden_max = if is_slow { HIDDEN_MAX_SLOW } else { HIDDEN_MAX };
-        self.uncopied_end.is_none()
-            && now.saturating_duration_since(self.stalled_since) < hidden_max
+        let until = awaited.max(Some(self.stalled_since + hidden_max));
+        self.uncopied_end.is_none() && until.is_some_and(|until| now < until)
     }
 }
 
@@ -230,8 +255,8 @@ mod tests {
         let sack = InnerSegment::parse(&ack).expect("TCP").sack;
         repair.on_sack(sack, 100, copies);
         assert_eq!(repair.holes.len(), HOLES_MAX);
-        assert!(!repair.hides_losses(now, false));
+        assert!(!repair.hides_losses(now, false, None));
         repair.acknowledge(now, last - 1);
-        assert!(repair.hides_losses(now, false));
+        assert!(repair.hides_losses(now, false, None));
     }
 }

@@ -15,7 +15,7 @@ use cedos_agent::proxy::{
 use cedos_agent::settings::{SettingsError, UserSettings};
 use cedos_terminal::{print_stderr, print_stdout, stdout_result};
 use clap::{ArgAction, Args, Subcommand};
-use d2tp_driver::{AckOffload, ServerList};
+use d2tp_driver::{AckOffload, Mirroring, ServerList};
 use d2tp_links::{ClassRule, Link};
 use d2tp_sched::CostPolicy;
 use d2tp_session::DrwaLambda;
@@ -34,9 +34,9 @@ use super::transfer_args::{parse_offload, word_parser};
 use super::transport::TransportArgs;
 use crate::help::{COST_AND_TIME, EXPERT};
 use crate::vpn::{
-    DEVICE, PacketCarrier, PacketRules, RuleConnections, RuleSet, RuleStatus, RunningVpn,
-    ScopeEntry, TcpFlows, TcpMode, TunnelScope, VpnRoutes, VpnRules, VpnState, VpnStatus,
-    remove_kill_switch, remove_rules, set_kill_switch,
+    DEVICE, PacketCarrier, PacketRules, RepairCounts, RuleConnections, RuleSet, RuleStatus,
+    RunningVpn, ScopeEntry, TcpFlows, TcpMode, TunnelScope, VpnRoutes, VpnRules, VpnState,
+    VpnStatus, remove_kill_switch, remove_rules, set_kill_switch,
 };
 
 /// Where the state is: it need not survive a restart of the machine, and neither does the VPN.
@@ -205,6 +205,10 @@ async fn up(args: VpnUpArgs) -> anyhow::Result<()> {
         args.transport.apply(config);
         config.ack_offload = args.offload_acks;
         config.drwa = args.drwa;
+        let is_paid = matches!(config.mirroring, Mirroring::Paid { .. });
+        if is_paid && args.tcp == TcpMode::Packets && !rules.lets_some_packets_pay() {
+            config.mirroring = Mirroring::Free;
+        }
     });
     session.set_answer_limit(None);
     session.report_carriers();
@@ -299,6 +303,7 @@ async fn serve(
             // The tunnel's own flow is one of them.
             flows: session.connections().saturating_sub(1),
             packets: carrier.counts(),
+            repairs: carrier.repairs(),
             rules: match &packet_rules {
                 Some(packets) => rule_statuses(session, &rules, packets),
                 None => Vec::new(),
@@ -489,6 +494,7 @@ fn in_words(is_up: bool, status: Option<&VpnStatus>) -> String {
         (None, false) => "up, without the proxy now".to_owned(),
     };
     let packets = status.packets;
+    let repairs = repairs_in_words(&status.repairs);
     let lines = format!(
         "The VPN is {connected}.\nAddresses  {}\nMTU        {} bytes\nTCP        as {}, {} now\nPackets    {} sent, {} received, {} dropped",
         list(&status.addresses),
@@ -498,13 +504,32 @@ fn in_words(is_up: bool, status: Option<&VpnStatus>) -> String {
         packets.sent,
         packets.received,
         packets.dropped,
-    );
+    ) + &repairs;
     let rules = status.rules.iter().map(rule_in_words);
     [lines]
         .into_iter()
         .chain(rules)
         .collect::<Vec<_>>()
         .join("\n")
+}
+
+/// A line about lost segments; empty if there were none.
+fn repairs_in_words(repairs: &RepairCounts) -> String {
+    let RepairCounts {
+        same_network,
+        other_network,
+        metered_sent_bytes,
+        metered_received,
+        metered_received_bytes,
+    } = *repairs;
+    if same_network + other_network + metered_received == 0 {
+        return String::new();
+    }
+    format!(
+        "\nRepairs    {same_network} sent again over the same network, {other_network} over another; over metered ones {} sent, {} received",
+        human_bytes(metered_sent_bytes),
+        human_bytes(metered_received_bytes),
+    )
 }
 
 fn rule_in_words(rule: &RuleStatus) -> String {

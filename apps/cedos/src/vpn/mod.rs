@@ -21,7 +21,7 @@ mod tunnel_scope;
 mod vpn_rules;
 mod vpn_state;
 
-pub use packet_carrier::PacketCarrier;
+pub use packet_carrier::{PacketCarrier, RepairCounts};
 pub use packet_rules::PacketRules;
 pub use rule_set::RuleSet;
 pub use tcp_flows::{TcpFlows, TcpMode};

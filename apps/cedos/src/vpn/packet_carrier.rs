@@ -1,8 +1,8 @@
 //! Carries packets between the device `cedos0` and the session, and opens the tunnel again when it ended.
 
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -35,6 +35,30 @@ pub struct PacketCounts {
     pub dropped: u64,
 }
 
+/// Lost segments of TCP as packets that were sent again, and what came over metered networks beside free ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RepairCounts {
+    /// Segments that this machine sent again over the network that most packets take.
+    pub same_network: u64,
+    /// Segments that this machine sent again over another network.
+    pub other_network: u64,
+    /// Bytes of those that it sent over metered networks.
+    pub metered_sent_bytes: u64,
+    /// Datagrams that came over metered networks beside free ones: segments that the proxy sent again, or parts of them, and ACKs.
+    pub metered_received: u64,
+    /// Bytes of those datagrams.
+    pub metered_received_bytes: u64,
+}
+
+/// Datagrams that came over metered networks beside free ones, and their bytes, over all tunnels.
+#[derive(Debug, Default)]
+struct MeteredTally {
+    /// Those of tunnels that ended.
+    before: (u64, u64),
+    /// What the session had counted when the tunnel was opened.
+    from: (u64, u64),
+}
+
 #[derive(Debug, Default)]
 struct PacketCounters {
     sent: AtomicU64,
@@ -58,6 +82,15 @@ pub struct PacketCarrier {
     reason: watch::Sender<Option<String>>,
     mtu: watch::Sender<u16>,
     counters: PacketCounters,
+    metered: Mutex<MeteredTally>,
+}
+
+/// The datagrams that a session has got over metered networks, and their bytes.
+fn counted_metered(connection: &Connection) -> (u64, u64) {
+    let stats = connection.datagram_stats();
+    stats.map_or((0, 0), |(stats, _)| {
+        (stats.gated_received, stats.gated_bytes_in)
+    })
 }
 
 impl PacketCarrier {
@@ -82,6 +115,7 @@ impl PacketCarrier {
             reason: watch::Sender::default(),
             mtu: watch::Sender::new(mtu),
             counters: PacketCounters::default(),
+            metered: Mutex::default(),
         })
     }
 
@@ -109,6 +143,35 @@ impl PacketCarrier {
             received: load(&self.counters.received),
             dropped: load(&self.counters.dropped) + unsent,
         }
+    }
+
+    /// Lost segments that were sent again so far.
+    pub fn repairs(&self) -> RepairCounts {
+        let sent = self.source.repair_counts();
+        let connection = self.connection.borrow().clone();
+        let (metered_received, metered_received_bytes) = self.metered_received(connection.as_ref());
+        RepairCounts {
+            same_network: sent.usual,
+            other_network: sent.elsewhere,
+            metered_sent_bytes: sent.metered_bytes,
+            metered_received,
+            metered_received_bytes,
+        }
+    }
+
+    fn metered_tally(&self) -> MutexGuard<'_, MeteredTally> {
+        self.metered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What came over metered networks beside free ones so far. `connection`: that of the tunnel that is open.
+    fn metered_received(&self, connection: Option<&Connection>) -> (u64, u64) {
+        let tally = self.metered_tally();
+        let now = connection.map_or(tally.from, counted_metered);
+        let more = |now: u64, from: u64| now.saturating_sub(from);
+        (
+            tally.before.0 + more(now.0, tally.from.0),
+            tally.before.1 + more(now.1, tally.from.1),
+        )
     }
 
     /// Carries packets, beginning with this tunnel, until the device is gone.
@@ -164,6 +227,8 @@ impl PacketCarrier {
 
     /// Hands packets of a tunnel to the kernel until it ends.
     async fn receive_packets(&self, mut tunnel: PacketTunnel) {
+        self.source.repair_elsewhere(tunnel.flow_id);
+        self.metered_tally().from = counted_metered(&tunnel.connection);
         tunnel.connection.set_datagram_source(self.source.clone());
         self.connection
             .send_replace(Some(tunnel.connection.clone()));
@@ -181,6 +246,9 @@ impl PacketCarrier {
             () = self.receive_from(&mut tunnel, &connection) => {}
             () = writing => {}
         }
+        let before = self.metered_received(Some(&connection));
+        let from = counted_metered(&connection);
+        *self.metered_tally() = MeteredTally { before, from };
         // Stale by the time there is another tunnel.
         self.source.clear();
     }

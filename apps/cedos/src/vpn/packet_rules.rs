@@ -105,6 +105,10 @@ impl MeteredFilter for PacketRules {
         may_pay
     }
 
+    fn lets_pay(&self, packet: &[u8]) -> bool {
+        self.rules.lets_packets_pay(self.of_sent(packet))
+    }
+
     fn on_left(&self, packet: &[u8], is_metered: bool) {
         let counters = &self.counters[usize::from(self.of_sent(packet))];
         counters.sent.fetch_add(1, Ordering::Relaxed);

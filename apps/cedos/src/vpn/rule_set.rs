@@ -99,6 +99,11 @@ impl RuleSet {
         }
     }
 
+    /// Whether any packets may use metered networks.
+    pub fn lets_some_packets_pay(&self) -> bool {
+        self.numbers().any(|number| self.lets_packets_pay(number))
+    }
+
     /// What nftables matches TCP connections under a rule by; `None` if the rule is not for TCP.
     pub fn tcp_match(&self, number: RuleNumber, is_ipv6: bool) -> Option<String> {
         let Some((rule, cgroup)) = self.rules.get(usize::from(number)) else {
@@ -216,5 +221,7 @@ mod tests {
         assert_eq!(dear.tunnel_options().policy, CostPolicy::Any);
         let cheap = rules(&["dscp ef = free-only"], CostPolicy::FreeFirst);
         assert_eq!(cheap.tunnel_options().policy, CostPolicy::FreeFirst);
+        assert!(dear.lets_some_packets_pay() && !cheap.lets_some_packets_pay());
+        assert!(rules(&[], CostPolicy::Any).lets_some_packets_pay());
     }
 }

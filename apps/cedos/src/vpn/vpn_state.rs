@@ -15,7 +15,7 @@ use anyhow::Context;
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
-use super::packet_carrier::PacketCounts;
+use super::packet_carrier::{PacketCounts, RepairCounts};
 use super::packet_rules::RulePackets;
 
 /// How the VPN is.
@@ -36,6 +36,9 @@ pub struct VpnStatus {
     pub flows: usize,
     /// The numbers of packets carried and dropped so far.
     pub packets: PacketCounts,
+    /// Lost segments of TCP as packets that were sent again.
+    #[serde(default)]
+    pub repairs: RepairCounts,
     /// What traffic of each rule has used, in their order, and last everything else. Empty without rules.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rules: Vec<RuleStatus>,

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use cedos_lab_rig::namespace::{in_namespace_with, received, sh, wifi_off, wifi_on};
+use cedos_lab_rig::namespace::{cell_on, in_namespace_with, received, sh, wifi_off, wifi_on};
 use cedos_lab_rig::processor_wait::ProcessorWait;
 use cedos_lab_rig::program::{pid_of, run};
 use cedos_lab_rig::wait::until_async;
@@ -381,6 +381,65 @@ fn what_a_network_loses_of_connections_as_packets_is_repaired_before_the_server_
         .await;
         assert!(again < 20, "{again} sent again: {rules}");
         end(&scene, vpn).await;
+    });
+}
+
+/// The bytes a second for which repairs may use the metered network.
+const MIRRORED: u64 = 20_000;
+
+/// What a path to the proxy costs for handshake, probes and headers, in bytes.
+const PATH_BYTES_MAX: u64 = 25_000;
+
+/// A download as packets over a Wi-Fi that loses one packet of fifty, beside a metered network. Returns how long it took, what the
+/// metered network carried to the device, and the VPN's status.
+async fn lossy_download(scene: &Scene, more: &[&str]) -> (Duration, u64, Value) {
+    cell_on();
+    let mirrored = MIRRORED.to_string();
+    let options = ["--tcp", "packets", "--mirror", &mirrored];
+    let options = [&options[..], &["--link", "wwan0=metered"], more].concat();
+    let vpn = scene.up_over("wlan0=free", &options).await;
+    sh("echo 1 > /proc/sys/net/ipv4/tcp_ecn");
+    sh(
+        "nft 'table inet loss { chain c { type filter hook input priority 0; \
+         iifname wlan0 udp sport 4433 meta length > 500 numgen random mod 50 == 0 counter drop; }; }'",
+    );
+    let (before, began) = (received("wwan0"), Instant::now());
+    assert_eq!(curl(), OBJECT_BYTES);
+    let took = began.elapsed();
+    let carried = received("wwan0") - before;
+    // sleep: the status is recorded each second
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    let now = status(scene).await;
+    end(scene, vpn).await;
+    (took, carried, now["vpn"]["repairs"].clone())
+}
+
+#[test]
+fn what_a_network_loses_comes_over_a_metered_one_within_its_budget() {
+    in_namespace_with(TUNNEL, this_test!(), || async {
+        let scene = Scene::start_slow().await;
+        let (took, carried, repairs) = lossy_download(&scene, &[]).await;
+        eprintln!("{took:?}, {carried} bytes over the metered network, {repairs}");
+        let counted = repairs["metered_received_bytes"].as_u64().expect("a count");
+        assert!(counted > 20_000, "{repairs}");
+        let allowed = MIRRORED * (took.as_secs() + 2);
+        assert!(counted <= allowed, "{counted} of {allowed}");
+        assert!(
+            carried >= counted && carried <= allowed + allowed / 5 + PATH_BYTES_MAX,
+            "{carried} by the kernel, {counted} counted, {allowed} allowed"
+        );
+        let again = RETRANSMITTED.load(Ordering::Relaxed);
+        assert!(again < 20, "{again} sent again by the server");
+    });
+}
+
+#[test]
+fn what_a_network_loses_costs_nothing_under_a_policy_without_metered_networks() {
+    in_namespace_with(TUNNEL, this_test!(), || async {
+        let scene = Scene::start_slow().await;
+        let (_, carried, repairs) = lossy_download(&scene, &["--policy", "free-only"]).await;
+        assert_eq!(repairs["metered_received_bytes"], 0, "{repairs}");
+        assert!(carried < PATH_BYTES_MAX, "{carried}");
     });
 }
 

@@ -379,6 +379,9 @@ impl Session {
             if next.acknowledges {
                 self.note_ack_datagram(now, slot, next.bytes.len());
             }
+            if let Some(flow) = next.repairs {
+                self.note_repair_datagram(slot, flow, next.bytes.len() as u64);
+            }
             let path = self.paths.at(slot);
             sent.eliciting = true;
             if next.acknowledges && path.gated {

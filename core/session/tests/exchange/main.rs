@@ -23,6 +23,7 @@ mod offload;
 mod pair;
 mod passed_on;
 mod paths;
+mod repairs;
 mod route;
 mod serial_path;
 mod slice;

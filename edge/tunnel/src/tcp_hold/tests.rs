@@ -651,3 +651,152 @@ fn more_connections_than_are_followed_are_left_alone() {
     hold.unblock(Instant::now());
     assert_eq!(sequences(&mut hold).len(), CONNECTIONS_MAX);
 }
+
+/// A connection of ten segments, of which 200 to 299 is lost, and leaves over another link.
+fn repaired_elsewhere(hold: &mut TcpHold, now: Instant, due: Instant) {
+    for n in 0..10 {
+        hold.on_leaving(now, segment(n * 100, &[7; 100]).into());
+    }
+    hold.on_received(now, acknowledgement(200).into());
+    let ack = selective_acknowledgement(200, &[(300, 600)]);
+    assert_eq!(hold.on_received(now, ack.into()), None);
+    assert!(hold.has_repair());
+    let repair = hold.next_repair(due, true, |_| true).expect("one is lost");
+    let sequence = InnerSegment::parse(&repair).map(|segment| segment.sequence);
+    assert_eq!(sequence, Some(200));
+    assert!(!hold.has_repair() && sequences(hold).is_empty());
+}
+
+#[test]
+fn a_copy_under_way_on_another_link_is_not_lost_because_later_segments_overtake_it() {
+    let (mut hold, now) = (TcpHold::default(), Instant::now());
+    let due = now + SECOND / 4;
+    repaired_elsewhere(&mut hold, now, due);
+    for n in 10..20 {
+        hold.on_leaving(now, segment(n * 100, &[7; 100]).into());
+        let ack = selective_acknowledgement(200, &[(300, n * 100 + 100)]);
+        assert_eq!(
+            hold.on_received(now, ack.into()),
+            None,
+            "the sender is told"
+        );
+        assert!(sequences(&mut hold).is_empty(), "it is sent twice");
+    }
+    let ack = hold.on_received(now, acknowledgement(2_000).into());
+    assert!(ack.is_some() && !hold.is_waiting());
+    hold.unblock(due);
+    assert!(sequences(&mut hold).is_empty());
+}
+
+#[test]
+fn a_copy_that_another_link_loses_leaves_by_the_usual_way() {
+    let (mut hold, now) = (TcpHold::default(), Instant::now());
+    let due = now + SECOND / 2;
+    repaired_elsewhere(&mut hold, now, due);
+    hold.unblock(due - SECOND / 100);
+    assert!(sequences(&mut hold).is_empty());
+    // Longer than the sender is kept in the dark without such a copy.
+    let ack = selective_acknowledgement(200, &[(300, 1_000)]);
+    assert_eq!(hold.on_received(due - SECOND / 100, ack.into()), None);
+    hold.unblock(due);
+    assert!(!hold.has_repair(), "not there again");
+    assert_eq!(sequences(&mut hold), [200]);
+}
+
+#[test]
+fn what_arrived_over_another_link_says_nothing_of_what_left_before_it() {
+    let (mut hold, now) = (TcpHold::default(), Instant::now());
+    repaired_elsewhere(&mut hold, now, now + SECOND);
+    // 100 to 199 had arrived, 600 to 999 are under way.
+    for n in 10..13 {
+        hold.on_leaving(now, segment(n * 100, &[7; 100]).into());
+    }
+    let ack = hold.on_received(now, acknowledgement(600).into());
+    assert!(ack.is_some());
+    assert!(sequences(&mut hold).is_empty());
+    let ack = selective_acknowledgement(600, &[(700, 900)]);
+    assert_eq!(hold.on_received(now, ack.into()), None);
+    assert!(sequences(&mut hold).is_empty(), "two may have overtaken it");
+}
+
+#[test]
+fn only_losses_that_may_pay_leave_over_another_link() {
+    let (mut hold, now) = (TcpHold::default(), Instant::now());
+    for n in 0..6 {
+        hold.on_leaving(now, segment(n * 100, &[7; 100]).into());
+    }
+    hold.on_received(now, acknowledgement(200).into());
+    let ack = selective_acknowledgement(200, &[(300, 600)]);
+    hold.on_received(now, ack.into());
+    assert_eq!(hold.next_repair(now + SECOND, true, |_| false), None);
+    assert_eq!(sequences(&mut hold), [200], "it leaves by the usual way");
+    // What its sender repeats is for its sender's own reasons.
+    assert!(hold.take_repeated(now, &segment(200, &[7; 100])));
+    assert!(!hold.has_repair());
+    // After an outage all of it leaves by the usual way.
+    hold.block();
+    hold.unblock(now);
+    assert!(!hold.has_repair() && !sequences(&mut hold).is_empty());
+}
+
+#[test]
+fn a_slower_link_carries_what_was_lost_twice_or_stops_a_connection() {
+    let (mut hold, now) = (TcpHold::default(), Instant::now());
+    for n in 0..6 {
+        hold.on_leaving(now, segment(n * 100, &[7; 100]).into());
+    }
+    hold.on_received(now, acknowledgement(100).into());
+    let ack = selective_acknowledgement(100, &[(200, 500)]);
+    hold.on_received(now, ack.into());
+    assert_eq!(hold.next_repair(now + SECOND, false, |_| true), None);
+    assert_eq!(sequences(&mut hold), [100], "the usual way is shorter");
+    for n in 6..9 {
+        hold.on_leaving(now, segment(n * 100, &[7; 100]).into());
+    }
+    let ack = selective_acknowledgement(100, &[(200, 900)]);
+    hold.on_received(now, ack.into());
+    assert!(hold.next_repair(now + SECOND, false, |_| true).is_some());
+    // The other link loses it, and so does the usual way.
+    hold.unblock(now + SECOND);
+    assert_eq!(hold.next_repair(now + SECOND, true, |_| true), None);
+    assert_eq!(sequences(&mut hold), [100]);
+    hold.unblock(now + 3 * SECOND);
+    assert!(
+        hold.next_repair(now + 4 * SECOND, false, |_| true)
+            .is_some()
+    );
+}
+
+#[test]
+fn what_overtakes_a_copy_on_another_link_and_is_before_it_has_no_newer_timestamp() {
+    let (mut hold, now) = (TcpHold::default(), Instant::now());
+    let leaves = |hold: &mut TcpHold, n: u32| {
+        hold.on_leaving(
+            now,
+            timestamped_segment(n * 100, &[7; 100], 1_000 + n).into(),
+        )
+    };
+    let stamp = |packet: &Bytes| {
+        let segment = InnerSegment::parse(packet).expect("TCP");
+        (segment.sequence, segment.timestamps.expect("set").value)
+    };
+    for n in 0..10 {
+        leaves(&mut hold, n);
+    }
+    // 100 and 300 are lost.
+    hold.on_received(now, acknowledgement(100).into());
+    let ack = selective_acknowledgement(100, &[(200, 300), (400, 900)]);
+    hold.on_received(now, ack.into());
+    let second = |packet: &Bytes| stamp(packet).0 == 300;
+    let there = hold.next_repair(now + SECOND, true, second);
+    assert_eq!(there.as_ref().map(stamp), Some((300, 1_009)));
+    assert_eq!(stamp(&leaves(&mut hold, 20)), (2_000, 1_020));
+    let first = hold.next_released();
+    assert_eq!(first.as_ref().map(stamp), Some((100, 1_009)));
+    // Once it has come, others have the newest.
+    let ack = selective_acknowledgement(100, &[(200, 900)]);
+    hold.on_received(now, ack.into());
+    hold.unblock(now + 2 * SECOND);
+    let again = hold.next_released();
+    assert_eq!(again.as_ref().map(stamp), Some((100, 1_020)));
+}
