@@ -38,7 +38,7 @@ pub struct UdpTransmit<'a> {
 /// receiving; a second poller of the same direction displaces the first one's waker.
 #[derive(Debug)]
 pub struct LinkSocket {
-    io: AsyncFd<UdpSocket>,
+    io: AsyncFd<OwnedFd>,
     /// The registration for readiness to send, while a send waits.
     send_wait: Mutex<Option<AsyncFd<OwnedFd>>>,
     state: UdpSocketState,
@@ -65,7 +65,7 @@ impl LinkSocket {
         let state = UdpSocketState::new(UdpSockRef::from(&socket))
             .map_err(fail("socket options for GSO, GRO and ECN"))?;
         let local = socket.local_addr().map_err(fail("getsockname"))?;
-        let io = AsyncFd::with_interest(socket, Interest::READABLE)
+        let io = watch(socket.into(), Interest::READABLE)
             .map_err(fail("registering with the reactor"))?;
         Ok(LinkSocket {
             io,
@@ -84,7 +84,7 @@ impl LinkSocket {
         socket.set_nonblocking(true)?;
         let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
         let local = socket.local_addr()?;
-        let io = AsyncFd::with_interest(socket, Interest::READABLE)?;
+        let io = watch(socket.into(), Interest::READABLE)?;
         Ok(LinkSocket {
             io,
             send_wait: Mutex::default(),
@@ -155,7 +155,7 @@ impl LinkSocket {
             None => {
                 // The runtime registers a descriptor once, so this is another one of the same socket.
                 let socket = self.as_fd().try_clone_to_owned()?;
-                AsyncFd::with_interest(socket, Interest::WRITABLE)?
+                watch(socket, Interest::WRITABLE)?
             }
         };
         match registered.poll_write_ready(cx) {
@@ -245,6 +245,13 @@ impl LinkSocket {
         self.state
             .try_send(UdpSockRef::from(self.io.get_ref()), &message)
     }
+}
+
+/// Registers a socket with the runtime.
+fn watch(socket: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an OwnedFd stays the same open descriptor as long as it exists.
+    let watched = unsafe { AsyncFd::register_with_interest(socket, interest) };
+    watched.map_err(io::Error::from)
 }
 
 /// Whether the library interprets this error as a device's refusal of GSO.
