@@ -28,6 +28,7 @@ use d2tp_session::{
 use d2tp_stream::StreamTarget;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
+use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Notify, broadcast, watch};
 use tokio::task::JoinHandle;
 
@@ -566,10 +567,19 @@ impl Device {
             .with(self.body.session, |s| s.close(0, "done"));
     }
 
-    /// Informs the server that the device leaves, and ends the session.
+    /// Informs the server that the device leaves, and ends the session: once the server has confirmed that, or after
+    /// a moment in which the last packets have left.
     pub async fn close(self) {
+        let mut events = self.events();
         self.say_goodbye();
-        tokio::time::sleep(CLOSE_GRACE).await;
+        let confirmed = async {
+            while self.ended().is_none() {
+                if let Err(RecvError::Closed) = events.recv().await {
+                    break;
+                }
+            }
+        };
+        let _ = tokio::time::timeout(CLOSE_GRACE, confirmed).await;
     }
 }
 

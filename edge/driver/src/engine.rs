@@ -71,6 +71,15 @@ struct DriverEngine {
     has_datagrams: bool,
 }
 
+/// What a turn received.
+#[derive(Clone, Copy, Debug, Default)]
+struct Receipt {
+    /// Whether something arrived.
+    any: bool,
+    /// Whether a socket may have more. Otherwise the runtime wakes the task when something arrives.
+    has_more: bool,
+}
+
 /// Whether nothing has arrived.
 fn is_nothing(received: &io::Result<usize>) -> bool {
     let error = received.as_ref().err();
@@ -78,26 +87,30 @@ fn is_nothing(received: &io::Result<usize>) -> bool {
 }
 
 impl DriverEngine {
-    fn receive(&mut self, cx: &mut Context<'_>) -> bool {
+    fn receive(&mut self, cx: &mut Context<'_>) -> Receipt {
         let (sockets, is_late): (Vec<(LinkId, Arc<LinkSocket>, bool)>, bool) = {
             let inner = self.shared.inner.lock();
             if inner.is_deaf {
-                return false;
+                return Receipt::default();
             }
             let sockets = inner.sockets.iter();
             let sockets = sockets.map(|(id, s)| (*id, s.io.clone(), s.reports_local));
             let overdue = clock::now().since(inner.core.next_timeout());
             (sockets.collect(), overdue >= LATE_MIN)
         };
-        let mut any = false;
+        let mut receipt = Receipt::default();
         for (link, io, tells_local) in sockets {
+            let mut is_drained = false;
             for _ in 0..RECEIVES_PER_TURN {
                 let received = match is_late.then(|| io.try_recv(&mut self.batch)) {
                     Some(received) if !is_nothing(&received) => Poll::Ready(received),
                     _ => io.poll_recv(cx, &mut self.batch),
                 };
                 match received {
-                    Poll::Pending => break,
+                    Poll::Pending => {
+                        is_drained = true;
+                        break;
+                    }
                     Poll::Ready(Err(error)) => {
                         // ICMP errors appear here; they are only hints.
                         tracing::debug!(?link, %error, "receive");
@@ -106,11 +119,12 @@ impl DriverEngine {
                             if !inner.accepts {
                                 inner.gone.push(link);
                             }
+                            is_drained = true;
                             break;
                         }
                     }
                     Poll::Ready(Ok(_)) => {
-                        any = true;
+                        receipt.any = true;
                         let now = clock::now();
                         let mut inner = self.shared.inner.lock();
                         // R-STREAM-5: an address that identifies a stream or a relay is proved; a
@@ -134,8 +148,9 @@ impl DriverEngine {
                     }
                 }
             }
+            receipt.has_more |= !is_drained;
         }
-        any
+        receipt
     }
 
     /// Sends one batch. Returns false if the socket is full.
@@ -252,11 +267,14 @@ impl DriverEngine {
         true
     }
 
-    fn dispatch(&mut self) {
+    /// Passes events to their flows. Returns whether there was one.
+    fn dispatch(&mut self) -> bool {
+        let mut any = false;
         let mut inner = self.shared.inner.lock();
         let inner = &mut *inner;
         inner.drain_trace();
         while let Some((session, event)) = inner.core.poll_event() {
+            any = true;
             hibernation::on_event(inner, session, &event);
             let event = match event {
                 SessionEvent::Datagram { context, bytes } if context != MOVE_CONTEXT => {
@@ -400,6 +418,7 @@ impl DriverEngine {
                 inner.relays.forget(session);
             }
         }
+        any
     }
 
     /// Fills the send buffers of flows from their sources.
@@ -508,8 +527,8 @@ impl Future for DriverEngine {
         let more = this.transmit(cx);
         // What left made room, and what stayed waits for a packet of the peer.
         let refills = this.has_datagrams && this.sent;
-        this.dispatch();
-        let mut moved = received || this.sent;
+        let dispatched = this.dispatch();
+        let mut moved = received.any || this.sent;
         let (next, stopped, draws) = {
             let mut inner = this.shared.inner.lock();
             for link in std::mem::take(&mut inner.gone) {
@@ -560,7 +579,9 @@ impl Future for DriverEngine {
         if stopped {
             return Poll::Ready(());
         }
-        if received || more || draws || refills || this.shared.waker.is_woken() {
+        // Each further turn goes through the runtime's queue, of which another worker is woken.
+        let turns_again = received.has_more || more || draws || refills || dispatched;
+        if turns_again || this.shared.waker.is_woken() {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }

@@ -9,7 +9,8 @@
 //! ```
 //!
 //! The folder is deleted when the machine restarts, and its numbers with it: a new file gets a
-//! number that no process had.
+//! number that no process had. Where the folder is on a disk, and a file of an earlier boot is still there, it counts as
+//! new: what was written last before a power cut may be missing in it. So nothing waits for the disk.
 
 use std::env;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
@@ -22,14 +23,15 @@ use std::path::{Path, PathBuf};
 
 use d2tp_session::PublicKey;
 
+use crate::clock;
 use crate::secrets::seed;
 
 /// The number of epochs for one process: SYNs for three months, one every two seconds.
 const EPOCHS_TAKEN: u32 = 1 << 22;
 /// The most processes of a device that use leased instances towards one server at once.
 const LEASES_MAX: u32 = 256;
-/// Size of a lease file: the instance number, and the first unused epoch.
-const FILE_BYTES: usize = 8 + 4;
+/// Size of a lease file: the instance number, the first unused epoch, and the boot in which it was written.
+const FILE_BYTES: usize = 8 + 4 + 4;
 
 /// An instance that belongs to this process while the lease lives.
 #[derive(Debug)]
@@ -75,7 +77,7 @@ impl InstanceLease {
             options.read(true).write(true).create(true).mode(0o600);
             let file = options.open(path)?;
             match file.try_lock() {
-                Ok(()) => return InstanceLease::in_file(file),
+                Ok(()) => return InstanceLease::in_file(file, clock::boot()),
                 Err(fs::TryLockError::WouldBlock) => {}
                 Err(fs::TryLockError::Error(error)) => return Err(error),
             }
@@ -83,12 +85,13 @@ impl InstanceLease {
         Err(io::Error::other("too many processes of this device"))
     }
 
-    fn in_file(mut file: File) -> io::Result<InstanceLease> {
+    /// `boot`: the number of this boot; zero if the system has none.
+    fn in_file(mut file: File, boot: u32) -> io::Result<InstanceLease> {
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes)?;
-        let (number, start) = match read(&bytes) {
+        let (number, start) = match read(&bytes, boot) {
             Some((number, start)) if start <= u32::MAX - EPOCHS_TAKEN => (number, start),
-            // A file that has no number yet, whose epochs are used up, or of another format.
+            // A file that has no number yet, whose epochs are used up, of another boot or of another format.
             _ => (
                 u64::from_be_bytes(seed()[..8].try_into().expect("eight of 32 bytes")),
                 1,
@@ -96,10 +99,13 @@ impl InstanceLease {
         };
         let end = start + EPOCHS_TAKEN;
         file.rewind()?;
-        file.write_all(&[&number.to_be_bytes()[..], &end.to_be_bytes()].concat())?;
+        let (number_bytes, end_bytes) = (number.to_be_bytes(), end.to_be_bytes());
+        file.write_all(&[&number_bytes[..], &end_bytes, &boot.to_be_bytes()].concat())?;
         file.set_len(FILE_BYTES as u64)?;
-        // R-HS-2: on a disk it may outlive a power cut.
-        file.sync_data()?;
+        // R-HS-2: what only a crash of the machine loses is of a boot whose numbers nobody uses again.
+        if boot == 0 {
+            file.sync_data()?;
+        }
         Ok(InstanceLease {
             number,
             epochs: start..end,
@@ -127,11 +133,13 @@ fn user() -> u32 {
     unsafe { libc::geteuid() }
 }
 
-fn read(bytes: &[u8]) -> Option<(u64, u32)> {
+/// The number and the first unused epoch in a file that was written in this boot.
+fn read(bytes: &[u8], boot: u32) -> Option<(u64, u32)> {
     let bytes: &[u8; FILE_BYTES] = bytes.try_into().ok()?;
-    let (number, start) = bytes.split_first_chunk()?;
-    let start = start.try_into().ok()?;
-    Some((u64::from_be_bytes(*number), u32::from_be_bytes(start)))
+    let (number, rest) = bytes.split_first_chunk()?;
+    let (start, written_in) = rest.split_first_chunk()?;
+    let is_of_this_boot = written_in == boot.to_be_bytes();
+    is_of_this_boot.then(|| (u64::from_be_bytes(*number), u32::from_be_bytes(*start)))
 }
 
 /// The user's folder for files that are deleted when the machine is switched off.
@@ -181,8 +189,14 @@ mod tests {
         let mut known = vec![take(dir.path()).number];
         let name = format!("instances/{}.0", owner_prefix(WHO.0, WHO.1));
         let path = dir.path().join(name);
-        let used_up = [&[7; 8][..], &(u32::MAX - 1).to_be_bytes()].concat();
-        for bytes in [&b"torn"[..], &used_up, &[0; 13]] {
+        let (first_unused, this_boot) = (u32::MAX - 1, clock::boot());
+        let used_up = [
+            &[7; 8][..],
+            &first_unused.to_be_bytes(),
+            &this_boot.to_be_bytes(),
+        ]
+        .concat();
+        for bytes in [&b"torn"[..], &used_up, &[0; FILE_BYTES + 1]] {
             fs::write(&path, bytes).expect("write");
             let lease = take(dir.path());
             assert_eq!(lease.epochs.start, 1);
@@ -191,6 +205,27 @@ mod tests {
             drop(lease);
             assert_eq!(take(dir.path()).number, *known.last().expect("one"));
         }
+    }
+
+    #[test]
+    fn a_number_of_an_earlier_boot_is_nobody_s_any_more() {
+        // R-HS-2
+        let dir = tempfile::tempdir().expect("a directory");
+        let in_boot = |boot| {
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create(true);
+            let file = options.open(dir.path().join("lease")).expect("a file");
+            InstanceLease::in_file(file, boot).expect("one")
+        };
+        let first = in_boot(1).number;
+        let again = in_boot(1);
+        assert_eq!((again.number, again.turn()), (first, 1));
+        let later = in_boot(2);
+        assert_ne!(later.number, first);
+        assert_eq!(later.epochs.start, 1);
+        // Where the system does not tell boots apart, the file is on the disk before it is used.
+        let unknown = in_boot(0).number;
+        assert_eq!(in_boot(0).number, unknown);
     }
 
     #[test]

@@ -66,6 +66,11 @@ impl RecvBatch {
         self.filled == 0
     }
 
+    /// Whether the last call filled every buffer, so that the socket may have more.
+    pub(crate) fn is_full(&self) -> bool {
+        self.filled == self.meta.len()
+    }
+
     /// The runs that the last call received, in order of arrival.
     pub fn received(&mut self) -> impl Iterator<Item = ReceivedRun<'_>> {
         let filled = self.filled;

@@ -1,13 +1,17 @@
 //! A UDP socket on one link, which sends and receives batches.
+//!
+//! The runtime is asked for readiness to receive alone. The kernel reports readiness to send for every packet that has
+//! left, which would wake a thread for each; it is asked for while a full buffer makes a send wait.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use quinn_udp::{EcnCodepoint, UdpSockRef, UdpSocketState};
 use tokio::io::Interest;
-use tokio::net::UdpSocket;
+use tokio::io::unix::AsyncFd;
 
 use crate::batch::RecvBatch;
 use crate::bind::{self, BindError, BindOptions, DeviceConfinement};
@@ -34,7 +38,9 @@ pub struct UdpTransmit<'a> {
 /// receiving; a second poller of the same direction displaces the first one's waker.
 #[derive(Debug)]
 pub struct LinkSocket {
-    io: UdpSocket,
+    io: AsyncFd<OwnedFd>,
+    /// The registration for readiness to send, while a send waits.
+    send_wait: Mutex<Option<AsyncFd<OwnedFd>>>,
     state: UdpSocketState,
     confinement: DeviceConfinement,
     local: SocketAddr,
@@ -58,10 +64,12 @@ impl LinkSocket {
         let (socket, confinement) = bind::bind(options)?;
         let state = UdpSocketState::new(UdpSockRef::from(&socket))
             .map_err(fail("socket options for GSO, GRO and ECN"))?;
-        let io = UdpSocket::from_std(socket).map_err(fail("registering with the reactor"))?;
-        let local = io.local_addr().map_err(fail("getsockname"))?;
+        let local = socket.local_addr().map_err(fail("getsockname"))?;
+        let io = watch(socket.into(), Interest::READABLE)
+            .map_err(fail("registering with the reactor"))?;
         Ok(LinkSocket {
             io,
+            send_wait: Mutex::default(),
             state,
             confinement,
             local,
@@ -72,13 +80,14 @@ impl LinkSocket {
     ///
     /// # Errors
     /// The socket cannot be made non-blocking, or refuses the options for batches.
-    pub fn from_std(socket: std::net::UdpSocket) -> std::io::Result<LinkSocket> {
+    pub fn from_std(socket: UdpSocket) -> io::Result<LinkSocket> {
         socket.set_nonblocking(true)?;
         let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
-        let io = UdpSocket::from_std(socket)?;
-        let local = io.local_addr()?;
+        let local = socket.local_addr()?;
+        let io = watch(socket.into(), Interest::READABLE)?;
         Ok(LinkSocket {
             io,
+            send_wait: Mutex::default(),
             state,
             confinement: DeviceConfinement::None,
             local,
@@ -121,35 +130,58 @@ impl LinkSocket {
     /// `WouldBlock`: nothing was sent; wait on [`LinkSocket::poll_send_ready`].
     /// [`crate::is_too_big`] and [`crate::is_link_gone`] classify other errors.
     pub fn try_send(&self, transmit: &UdpTransmit<'_>) -> io::Result<()> {
-        self.attempt(Interest::WRITABLE, || {
-            let single = transmit
-                .segment_size
-                .is_none_or(|size| size >= transmit.contents.len());
-            if single || self.state.max_gso_segments() > 1 {
-                match self.send_once(transmit, transmit.contents, transmit.segment_size) {
-                    // The library disabled GSO in this call, so the whole batch was refused.
-                    Err(error)
-                        if !single
-                            && self.state.max_gso_segments() == 1
-                            && is_gso_refusal(&error) => {}
-                    outcome => return outcome,
-                }
+        let single = transmit
+            .segment_size
+            .is_none_or(|size| size >= transmit.contents.len());
+        if single || self.state.max_gso_segments() > 1 {
+            match self.send_once(transmit, transmit.contents, transmit.segment_size) {
+                // The library disabled GSO in this call, so the whole batch was refused.
+                Err(error)
+                    if !single && self.state.max_gso_segments() == 1 && is_gso_refusal(&error) => {}
+                outcome => return outcome,
             }
-            self.send_singly(transmit)
-        })
+        }
+        self.send_singly(transmit)
     }
 
-    /// Ready when a send that would have blocked may succeed.
+    /// Ready when a send that would have blocked may succeed. Must be called on a tokio runtime.
     pub fn poll_send_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.io.poll_send_ready(cx)
+        let mut waiting = self
+            .send_wait
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let registered = match waiting.take() {
+            Some(registered) => registered,
+            None => {
+                // The runtime registers a descriptor once, so this is another one of the same socket.
+                let socket = self.as_fd().try_clone_to_owned()?;
+                watch(socket, Interest::WRITABLE)?
+            }
+        };
+        match registered.poll_write_ready(cx) {
+            Poll::Ready(ready) => Poll::Ready(ready.map(drop)),
+            Poll::Pending => {
+                *waiting = Some(registered);
+                Poll::Pending
+            }
+        }
     }
 
     /// Receives without waiting. Returns the number of runs in `batch`.
     ///
+    /// It tries first, and uses the reactor only after `WouldBlock`, because the reactor does not know the readiness of a
+    /// fresh socket before its first turn. The second attempt, inside the reactor, clears the readiness that it remembers;
+    /// without it a poll for readiness would spin.
+    ///
     /// # Errors
     /// `WouldBlock` if nothing has arrived.
     pub fn try_recv(&self, batch: &mut RecvBatch) -> io::Result<usize> {
-        self.attempt(Interest::READABLE, || self.recv_once(batch))
+        match self.recv_once(batch) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => self
+                .io
+                .try_io(Interest::READABLE, |_| self.recv_once(batch)),
+            outcome => outcome,
+        }
     }
 
     /// Receives, or registers to be woken. Returns the number of runs in `batch`.
@@ -159,35 +191,21 @@ impl LinkSocket {
         batch: &mut RecvBatch,
     ) -> Poll<io::Result<usize>> {
         loop {
-            ready!(self.io.poll_recv_ready(cx))?;
-            // The reactor reports readiness, so the first attempt is made here.
-            let outcome = self.io.try_io(Interest::READABLE, || self.recv_once(batch));
-            match outcome {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                outcome => return Poll::Ready(outcome),
+            let mut readiness = ready!(self.io.poll_read_ready(cx))?;
+            let Ok(outcome) = readiness.try_io(|_| self.recv_once(batch)) else {
+                continue;
+            };
+            if outcome.is_ok() && !batch.is_full() {
+                // The socket is empty. What arrives from now on is reported anew.
+                readiness.clear_ready();
             }
+            return Poll::Ready(outcome);
         }
     }
 
     /// Receives at least one run.
     pub async fn recv(&self, batch: &mut RecvBatch) -> io::Result<usize> {
         std::future::poll_fn(|cx| self.poll_recv(cx, batch)).await
-    }
-
-    /// Tries first, and uses the reactor only after `WouldBlock`, because the reactor does not know
-    /// the readiness of a fresh socket before its first turn. The second attempt, inside the
-    /// reactor, clears the readiness that it remembers; without it a poll for readiness would spin.
-    fn attempt<T>(
-        &self,
-        interest: Interest,
-        mut call: impl FnMut() -> io::Result<T>,
-    ) -> io::Result<T> {
-        match call() {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                self.io.try_io(interest, call)
-            }
-            outcome => outcome,
-        }
     }
 
     fn send_singly(&self, transmit: &UdpTransmit<'_>) -> io::Result<()> {
@@ -205,7 +223,10 @@ impl LinkSocket {
     }
 
     fn recv_once(&self, batch: &mut RecvBatch) -> io::Result<usize> {
-        batch.fill(|buffers, meta| self.state.recv(UdpSockRef::from(&self.io), buffers, meta))
+        batch.fill(|buffers, meta| {
+            self.state
+                .recv(UdpSockRef::from(self.io.get_ref()), buffers, meta)
+        })
     }
 
     fn send_once(
@@ -221,8 +242,16 @@ impl LinkSocket {
             segment_size,
             src_ip: transmit.src_ip,
         };
-        self.state.try_send(UdpSockRef::from(&self.io), &message)
+        self.state
+            .try_send(UdpSockRef::from(self.io.get_ref()), &message)
     }
+}
+
+/// Registers a socket with the runtime.
+fn watch(socket: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an OwnedFd stays the same open descriptor as long as it exists.
+    let watched = unsafe { AsyncFd::register_with_interest(socket, interest) };
+    watched.map_err(io::Error::from)
 }
 
 /// Whether the library interprets this error as a device's refusal of GSO.
@@ -232,6 +261,6 @@ fn is_gso_refusal(error: &io::Error) -> bool {
 
 impl AsFd for LinkSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.io.as_fd()
+        self.io.get_ref().as_fd()
     }
 }

@@ -64,6 +64,53 @@ async fn a_flow_echoes_and_ends_cleanly() {
         .unwrap();
 }
 
+#[tokio::test]
+async fn an_exchange_takes_a_turn_of_the_engine_for_each_packet_and_no_more() {
+    const EXCHANGES: u64 = 200;
+    let server = server(Admission::Anybody);
+    let device = device(&server).await;
+    let mut flow = device.open(FlowSettings::default()).unwrap();
+    flow.write_all(b"hello").await.unwrap();
+    let mut far = within(server.accept()).await.unwrap();
+    let mut text = [0; 5];
+    within(far.read_exact(&mut text)).await.unwrap();
+    let before = server.engine_counts();
+    for _ in 0..EXCHANGES {
+        far.write_all(b"and back").await.unwrap();
+        let mut back = [0; 8];
+        within(flow.read_exact(&mut back)).await.unwrap();
+        flow.write_all(b"hello").await.unwrap();
+        within(far.read_exact(&mut text)).await.unwrap();
+    }
+    let after = server.engine_counts();
+    let packets = after.datagrams_in + after.datagrams_out;
+    let packets = packets - before.datagrams_in - before.datagrams_out;
+    let turns = after.turns - before.turns;
+    // Some turns are for timers.
+    assert!(
+        turns <= packets + packets / 4,
+        "{turns} turns for {packets} packets"
+    );
+}
+
+#[tokio::test]
+async fn a_device_that_closes_waits_for_the_server_alone() {
+    let server = server(Admission::Anybody);
+    let mut shortest = Duration::MAX;
+    for _ in 0..5 {
+        let device = device(&server).await;
+        let mut flow = device.open(FlowSettings::default()).unwrap();
+        flow.write_all(b"hello").await.unwrap();
+        within(server.accept()).await.unwrap();
+        let begun = std::time::Instant::now();
+        device.close().await;
+        shortest = shortest.min(begun.elapsed());
+        until("the server has heard it", || server.counts().0 == 0).await;
+    }
+    // A fifth of what a device waits for a server that does not answer.
+    assert!(shortest < Duration::from_millis(4), "{shortest:?}");
+}
+
 struct Pattern(u64);
 
 fn pattern(offset: u64) -> u8 {
