@@ -51,7 +51,7 @@ impl Agent {
                 is_asked_for = true;
                 continue;
             }
-            if let Some(copy) = self.look_at_copy(&episode).await?
+            if let Some(copy) = self.copy_of_episode(&episode).await?
                 && let Some(edition) = copy.tag()
             {
                 let link = page.player_link(id, edition).await?;

@@ -3,9 +3,9 @@
 //! The page's own player says how far an episode was heard; of other players it is known that they read.
 
 use axum::extract::{Path, Query, State};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use cedos_readycast::EpisodeId;
-use http::{HeaderMap, Method};
+use http::{HeaderMap, Method, StatusCode};
 use jiff::Timestamp;
 use serde::Deserialize;
 use tokio::time::Instant;
@@ -68,7 +68,8 @@ pub(super) async fn played_audio(
             }
             answer
         }
-        Err(failure) => frame::problem(&context, &failure),
+        // Not as a page: its links would tell the token.
+        Err(failure) => (StatusCode::CONFLICT, format!("{}\n", failure.text)).into_response(),
     }
 }
 
