@@ -123,7 +123,7 @@ pub const EXAMPLES: &[(&str, [&str; 2])] = &[
         "cast play",
         [
             "cedos cast play 17",
-            "CEDOS_PLAYER='vlc --start-time={start}' cedos cast play 17",
+            "cedos cast play 17 --policy free-only",
         ],
     ),
     (

@@ -129,7 +129,7 @@ enum CastVerb {
     ///
     /// The player is $CEDOS_PLAYER, else mpv. mpv begins where the episode was heard to, and where it ends is stored. For
     /// another player, {start} in $CEDOS_PLAYER stands for the second to begin at, and only that it played is noted.
-    /// Without a player the link or file is printed, and the link works until stopped. The exit code is the player's.
+    /// Without a player the link or file is printed, and the link works until stopped. The exit code is the player's; 3 if stopped.
     Play(cast_play::CastPlayArgs),
     /// Show how far an episode was heard, or set it
     Position {

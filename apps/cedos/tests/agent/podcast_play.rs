@@ -5,7 +5,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use cedos_lab_rig::origin::{OriginRequest, ScriptedOrigin, cut, object, proper, reply};
+use cedos_lab_rig::origin::{
+    OriginReply, OriginRequest, ReplyEnd, ScriptedOrigin, cut, object, proper, reply,
+};
 use cedos_lab_rig::program::{CedosRun, cedos, ended, pid_of};
 use cedos_lab_rig::wait::{until_async, within};
 use nix::sys::signal::{Signal, kill};
@@ -17,7 +19,8 @@ use tokio::process::{Child, Command};
 use tokio::sync::watch;
 
 use crate::page::PageLink;
-use crate::podcast_listener::{BYTES, Listener, states};
+use crate::podcast_listener::{BYTES, Listener, TAG, states};
+use crate::podcast_scene::{EPISODE_S, mp3};
 
 /// Notes with a link, and with lines that are chapters.
 const NOTES: &str = "&lt;p&gt;From the &lt;a href=\"https://radio.example/sources\"&gt;harbour&lt;/a&gt;.&lt;/p&gt;\
@@ -101,9 +104,9 @@ impl InsertingOrigin {
 }
 
 /// A listener who subscribed to the feed, and asks for episodes by hand.
-async fn subscribed(origin: &InsertingOrigin) -> Listener {
+async fn subscribed(origin: &ScriptedOrigin) -> Listener {
     let home = Listener::new().await;
-    home.cast(&["add", &origin.origin.url("/feed")]).await;
+    home.cast(&["add", &origin.url("/feed")]).await;
     // Before there are episodes.
     home.cast(&["rule", "1", "by", "hand"]).await;
     home.cast(&["refresh", "1"]).await;
@@ -158,39 +161,54 @@ async fn ends(child: Child) -> CedosRun {
 #[tokio::test]
 async fn a_player_has_the_copy_that_is_downloaded_and_the_origin_is_asked_once() {
     let origin = InsertingOrigin::start().await;
-    let home = subscribed(&origin).await;
+    let home = subscribed(&origin.origin).await;
     let player = program(home.path(), "reader", READING_PLAYER);
-    let ferry = number(&home, "The night ferry").await;
-    let playing = play(&home, &player, &[&ferry])
-        .spawn()
-        .expect("start cedos");
-    // As far as it has come, less what is kept back for the connection.
-    until_heard(&home, BYTES as u64 / 4).await;
-    origin.open.send_replace(true);
-    let played = ends(playing).await;
-    assert_eq!(played.code, 0, "{}", played.errors);
-    let channel = home
-        .until("ready", |channel| states(channel) == ["new", "ready"])
-        .await;
-    let file = home.file(&channel["episodes"][1]).await;
-    let heard = std::fs::read(home.path().join("heard")).expect("what was heard");
-    assert!(heard == std::fs::read(file).expect("the file"));
-    let requests = origin.requests("/a.mp3");
-    assert_eq!(requests.len(), 1, "{requests:?}");
-    // The study knows when it was played.
+    let heard = home.path().join("heard");
+    // One that nobody asked for, and one that is being downloaded.
+    let scenes = [
+        ("The night ferry", "/a.mp3", 1, ["new", "ready"]),
+        ("A bridge that sings", "/b.mp3", 0, ["ready", "ready"]),
+    ];
+    for (title, path, place, wanted) in scenes {
+        origin.open.send_replace(false);
+        let id = number(&home, title).await;
+        if place == 0 {
+            home.cast(&["download", &id]).await;
+            until_async("its request", async || {
+                (!origin.requests(path).is_empty()).then_some(())
+            })
+            .await;
+        }
+        let playing = play(&home, &player, &[&id]).spawn().expect("start cedos");
+        // As far as it has come, less what is kept back for the connection.
+        until_heard(&home, BYTES as u64 / 4).await;
+        origin.open.send_replace(true);
+        let played = ends(playing).await;
+        assert_eq!(played.code, 0, "{}", played.errors);
+        let channel = home
+            .until("ready", |channel| states(channel) == wanted)
+            .await;
+        let file = home.file(&channel["episodes"][place]).await;
+        let bytes = std::fs::read(&heard).expect("what was heard");
+        assert!(bytes == std::fs::read(file).expect("the file"));
+        let requests = origin.requests(path);
+        assert_eq!(requests.len(), 1, "{requests:?}");
+        std::fs::remove_file(&heard).expect("removed");
+    }
+    // The study knows when they were played.
     let log = until_async("the log", async || {
         let log = home.cast(&["log"]).await;
         let entries = log["entries"].as_array().cloned().unwrap_or_default();
-        (entries.len() == 1).then_some(entries)
+        (entries.len() == 2).then_some(entries)
     })
     .await;
-    assert!(log[0]["played_at"].is_string(), "{log:?}");
+    assert!(log.iter().all(|e| e["played_at"].is_string()), "{log:?}");
 }
 
 #[tokio::test]
 async fn a_player_goes_on_with_the_same_link_when_the_agent_was_killed() {
     let origin = InsertingOrigin::start().await;
-    let mut home = subscribed(&origin).await;
+    let mut home = subscribed(&origin.origin).await;
     let player = program(home.path(), "reader", READING_PLAYER);
     let ferry = number(&home, "The night ferry").await;
     let playing = play(&home, &player, &[&ferry])
@@ -281,7 +299,7 @@ const MPV: &str = "#!/bin/sh\nPATH=/usr/bin:/bin\nprintf '%s\\n' \"$@\" > told\n
 async fn mpv_begins_where_the_episode_was_heard_to_and_what_it_tells_is_stored() {
     let origin = InsertingOrigin::start().await;
     origin.open.send_replace(true);
-    let home = subscribed(&origin).await;
+    let home = subscribed(&origin.origin).await;
     let ferry = number(&home, "The night ferry").await;
     let player = program(home.path(), "mpv", MPV);
     let position = async || home.cast(&["position", &ferry]).await["episode"].clone();
@@ -307,9 +325,44 @@ async fn mpv_begins_where_the_episode_was_heard_to_and_what_it_tells_is_stored()
 }
 
 #[tokio::test]
+async fn the_mpv_of_this_machine_goes_on_where_it_was_and_ends_where_the_episode_does() {
+    const MPV: &str = "/usr/bin/mpv";
+    if !Path::new(MPV).exists() {
+        eprintln!("mpv is not installed: not tried");
+        return;
+    }
+    let origin = ScriptedOrigin::start(|asked| {
+        let answer = match &*asked.path {
+            "/feed" => feed(asked),
+            _ => proper(asked, &mp3(EPISODE_S), TAG),
+        };
+        OriginReply(answer, ReplyEnd::Close)
+    })
+    .await;
+    let home = subscribed(&origin).await;
+    let ferry = number(&home, "The night ferry").await;
+    home.cast(&["position", &ferry, "0:30"]).await;
+    let heard = async |more: &str| {
+        let player = format!("{MPV} --no-config --no-video --ao=null --speed=4 {more}");
+        let playing = play(&home, Path::new(player.trim()), &[&ferry]);
+        let run = ends({ playing }.spawn().expect("start cedos")).await;
+        assert_eq!(run.code, 0, "{}", run.errors);
+        home.cast(&["position", &ferry]).await["episode"].clone()
+    };
+    // From the second 30 on, for ten.
+    let episode = heard("--length=10").await;
+    let position_s = episode["position_ms"].as_u64().expect("a position") / 1000;
+    assert!((35..=41).contains(&position_s), "{episode}");
+    assert_eq!(episode["played"], false, "{episode}");
+    let episode = heard("").await;
+    assert_eq!(episode["played"], true, "{episode}");
+    assert_eq!(episode["position_ms"], 0, "{episode}");
+}
+
+#[tokio::test]
 async fn a_players_link_leads_to_its_episode_alone() {
     let origin = InsertingOrigin::start().await;
-    let home = subscribed(&origin).await;
+    let home = subscribed(&origin.origin).await;
     let ferry = number(&home, "The night ferry").await;
     // Nobody plays it: the link is printed, and works until the command is stopped.
     let mut serving = play(&home, Path::new(""), &[&ferry, "--json"]);
@@ -364,7 +417,7 @@ async fn a_players_link_leads_to_its_episode_alone() {
 async fn what_the_page_can_the_command_can() {
     let origin = InsertingOrigin::start().await;
     origin.open.send_replace(true);
-    let home = subscribed(&origin).await;
+    let home = subscribed(&origin.origin).await;
     let ferry = number(&home, "The night ferry").await;
     let bridge = number(&home, "A bridge that sings").await;
     // Titles that are here.

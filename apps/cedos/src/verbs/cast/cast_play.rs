@@ -474,7 +474,7 @@ async fn run_player(
     mut stopped: watch::Receiver<bool>,
 ) -> Result<ExitCode, TransferFailure> {
     let socket = mpv_socket().map_err(|error| TransferFailure::error(format!("{error:#}")))?;
-    let command = PlayerCommand::of(player, media, start_ms, socket);
+    let command = PlayerCommand::of(player, media, start_ms, socket.clone());
     if start_ms > 0 && !command.begins_there {
         print_stderr(&format!(
             "It was heard to {}; this player is not told where to begin",
@@ -504,6 +504,8 @@ async fn run_player(
     };
     if let Some(hearing) = hearing {
         hearing.abort();
+        // A socket that the user named is the user's.
+        let _ = std::fs::remove_file(&socket);
     }
     if agent.client.is_none() {
         agent.client = agent_start::connect_or_start().await.ok();
