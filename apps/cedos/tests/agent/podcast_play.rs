@@ -344,8 +344,8 @@ async fn the_mpv_of_this_machine_goes_on_where_it_was_and_ends_where_the_episode
     home.cast(&["position", &ferry, "0:30"]).await;
     let heard = async |more: &str| {
         let player = format!("{MPV} --no-config --no-video --ao=null --speed=4 {more}");
-        let playing = play(&home, Path::new(player.trim()), &[&ferry]);
-        let run = ends({ playing }.spawn().expect("start cedos")).await;
+        let mut playing = play(&home, Path::new(player.trim()), &[&ferry]);
+        let run = ends(playing.spawn().expect("start cedos")).await;
         assert_eq!(run.code, 0, "{}", run.errors);
         home.cast(&["position", &ferry]).await["episode"].clone()
     };

@@ -387,11 +387,10 @@ pub async fn play(args: CastPlayArgs) -> anyhow::Result<ExitCode> {
         Err(failure) => return Ok(failed(&failure)),
     };
     if args.json {
-        let told = match &media {
+        let mut told = match &media {
             PlayedMedia::File(file) => json!({"event": "file", "file": file}),
             PlayedMedia::Link(link) => json!({"event": "link", "link": link}),
         };
-        let mut told = told;
         told["episode"] = json!(args.episode);
         told["position_ms"] = json!(position_ms);
         print_stdout(&told.to_string());
