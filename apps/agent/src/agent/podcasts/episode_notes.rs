@@ -16,6 +16,7 @@ fn text_of(notes: &str, with_links: bool) -> String {
     while let Some((before, after)) = rest.split_once('<') {
         text.push_str(before);
         let Some((tag, after)) = after.split_once('>') else {
+            rest = "";
             break;
         };
         let name = tag.trim_start_matches('/').split([' ', '/']).next();
