@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aws_lc_rs::constant_time::verify_slices_are_equal;
+use aws_lc_rs::hmac;
 use http::HeaderMap;
 use http::header::{HOST, ORIGIN};
 use tokio::net::{TcpListener, TcpStream};
@@ -31,6 +32,9 @@ pub const UNPROVEN_MAX: usize = 64; // a guess: who knows the token asks at once
 
 /// How long a connection may take to show the token.
 pub const TOKEN_WITHIN: Duration = Duration::from_secs(5); // a guess
+
+/// The bytes of a code for one thing behind the token: as many as of the token.
+const CODE_BYTES: usize = 16;
 
 /// A listening port, and the token for it.
 pub struct TokenListener {
@@ -151,6 +155,19 @@ impl TokenGuard {
         format!("/{}", self.token)
     }
 
+    /// The code for one thing behind the token, such as `play/17`: it proves that whoever made the link knew the token,
+    /// and does not tell the token.
+    pub fn code_for(&self, thing: &str) -> String {
+        let key = hmac::Key::new(hmac::HMAC_SHA256, self.token.as_bytes());
+        let tag = hmac::sign(&key, thing.as_bytes());
+        hex::encode(&tag.as_ref()[..CODE_BYTES])
+    }
+
+    /// Whether a code is the one for this thing.
+    pub fn is_code_for(&self, thing: &str, code: &str) -> bool {
+        verify_slices_are_equal(code.as_bytes(), self.code_for(thing).as_bytes()).is_ok()
+    }
+
     fn names(&self) -> impl Iterator<Item = String> {
         let port = self.address.port();
         ["127.0.0.1", "localhost"]
@@ -211,5 +228,10 @@ mod tests {
         for other in ["/secret", "/secre/", "//", "/secrets/", "", "/Secret/"] {
             assert_eq!(guard.behind_token(other), None, "{other}");
         }
+
+        let code = guard.code_for("play/17");
+        assert!(guard.is_code_for("play/17", &code) && !code.contains("secret"));
+        assert!(!guard.is_code_for("play/18", &code));
+        assert!(!guard.is_code_for("play/17", &code[1..]) && !guard.is_code_for("play/17", ""));
     }
 }

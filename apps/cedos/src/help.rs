@@ -104,7 +104,10 @@ pub const EXAMPLES: &[(&str, [&str; 2])] = &[
             "cedos cast search history --json",
         ],
     ),
-    ("cast list", ["cedos cast list", "cedos cast list --json"]),
+    (
+        "cast list",
+        ["cedos cast list", "cedos cast list lighthouse"],
+    ),
     (
         "cast show",
         [
@@ -122,6 +125,18 @@ pub const EXAMPLES: &[(&str, [&str; 2])] = &[
             "cedos cast play 17",
             "cedos cast play 17 --policy free-only",
         ],
+    ),
+    (
+        "cast notes",
+        ["cedos cast notes 17", "cedos cast notes 17 --transcript"],
+    ),
+    (
+        "cast position",
+        ["cedos cast position 17", "cedos cast position 17 12:34"],
+    ),
+    (
+        "cast cancel",
+        ["cedos cast cancel 17", "cedos cast cancel 17 --json"],
     ),
     (
         "cast rule",

@@ -87,6 +87,10 @@ pub struct EpisodeSummary {
     pub channel_title: String,
     /// Title, never empty.
     pub title: String,
+    /// Number of the season, if the feed says it.
+    pub season: Option<u32>,
+    /// Number of the episode in its season or podcast, if the feed says it.
+    pub number: Option<u32>,
     /// Publication, or when it was first seen.
     pub published: Timestamp,
     /// Length as the feed says it, or as a player measured it.
@@ -130,10 +134,6 @@ pub struct Episode {
     pub alternates: Vec<EpisodeEnclosure>,
     /// The alternate that was chosen for the download; none for the feed's own, and before there is a download.
     pub chosen: Option<EpisodeEnclosure>,
-    /// Number of the season.
-    pub season: Option<u32>,
-    /// Number of the episode in its season.
-    pub number: Option<u32>,
     /// The file, if it is whole.
     pub file: Option<PathBuf>,
     /// Digest of the file, in hexadecimal.

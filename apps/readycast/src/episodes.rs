@@ -16,8 +16,8 @@ use crate::transfer_log::note_play;
 
 /// Columns of an [`EpisodeSummary`].
 pub(crate) const EPISODE_SUMMARY: &str =
-    "e.id, e.channel, c.title AS channel_title, e.title, e.published,
-    e.duration_s, ifnull(e.file_bytes, e.feed_bytes) AS bytes, e.state, e.played, e.position_ms, e.deadline, e.job,
+    "e.id, e.channel, c.title AS channel_title, e.title, e.season, e.number,
+    e.published, e.duration_s, ifnull(e.file_bytes, e.feed_bytes) AS bytes, e.state, e.played, e.position_ms, e.deadline, e.job,
     e.problem";
 
 impl Library {
@@ -81,7 +81,7 @@ impl Library {
         let connection = self.lock();
         let mut query = connection.prepare_cached(&format!(
             "SELECT {EPISODE_SUMMARY}, e.guid, ifnull(n.html, '') AS notes, e.enclosure, e.media_type, e.link,
-             e.chapters, e.transcript, e.alternates, e.chosen, e.season, e.number, e.file, e.sha256, e.own_deadline
+             e.chapters, e.transcript, e.alternates, e.chosen, e.file, e.sha256, e.own_deadline
              FROM episodes e JOIN channels c ON c.id = e.channel LEFT JOIN notes n ON n.episode = e.id
              WHERE e.id = ?1"
         ))?;
@@ -99,8 +99,6 @@ impl Library {
                 transcript: optional_url(row, "transcript")?,
                 alternates: json(row, "alternates")?,
                 chosen: json(row, "chosen")?,
-                season: row.get("season")?,
-                number: row.get("number")?,
                 file: file.filter(|_| is_whole).map(PathBuf::from),
                 sha256: row.get("sha256")?,
                 own_deadline: json::<Option<EpisodeDeadline>>(row, "own_deadline")?,
@@ -147,6 +145,19 @@ impl Library {
         }
         transaction.commit()?;
         Ok(())
+    }
+
+    /// Notes that a player began with an episode, for the log of transfers: the first time counts.
+    ///
+    /// # Errors
+    /// There is no such episode, or the database fails.
+    pub fn note_begun(&self, episode: EpisodeId, now: Timestamp) -> Result<(), LibraryError> {
+        let connection = self.lock();
+        let known = connection
+            .prepare_cached("SELECT 1 FROM episodes WHERE id = ?1")?
+            .exists([episode.0])?;
+        found(usize::from(known), episode)?;
+        Ok(note_play(&connection, episode, now)?)
     }
 
     /// Marks an episode as played, or as not played.
@@ -230,6 +241,8 @@ pub(crate) fn episode_summary(row: &Row<'_>) -> rusqlite::Result<EpisodeSummary>
         channel: ChannelId(row.get("channel")?),
         channel_title: row.get("channel_title")?,
         title: row.get("title")?,
+        season: row.get("season")?,
+        number: row.get("number")?,
         published: time(row, "published")?,
         duration_s: row.get("duration_s")?,
         bytes: row.get::<_, Option<i64>>("bytes")?.map(|b| b as u64),

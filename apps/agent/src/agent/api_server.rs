@@ -11,7 +11,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
 
-use super::api::{AgentRequest, TermsChange, error_response, ok_response};
+use super::api::{AgentRequest, PodcastRequest, TermsChange, error_response, ok_response};
 use super::api_lines::{next_line, write_line};
 use super::idle::ConnectionCount;
 use super::page::PagePort;
@@ -165,6 +165,16 @@ async fn visit(
             AgentRequest::Page { new_link, entry } => {
                 let link = page.link(new_link, entry).await.map(ok_response);
                 let answer = link.unwrap_or_else(|failure| error_response(&failure));
+                write_line(&mut write, &answer).await?;
+            }
+            AgentRequest::Cast(PodcastRequest::Play {
+                episode,
+                policy,
+                again,
+            }) => {
+                let played = agent.play_episode(page, episode, policy.as_deref(), again);
+                let answer = played.await.map(ok_response);
+                let answer = answer.unwrap_or_else(|failure| error_response(&failure));
                 write_line(&mut write, &answer).await?;
             }
             AgentRequest::Cast(request) => {

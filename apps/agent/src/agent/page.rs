@@ -30,6 +30,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
+use cedos_readycast::EpisodeId;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
@@ -41,7 +42,7 @@ use super::state::Agent;
 use crate::fetch::jobs;
 use crate::fetch::outcome::TransferFailure;
 use crate::stream::store::random_name;
-use crate::token_listener::TokenListener;
+use crate::token_listener::{TokenGuard, TokenListener};
 
 /// The most bytes of a form.
 const FORM_BYTES_MAX: usize = 16 * 1024;
@@ -95,6 +96,7 @@ pub(super) struct PagePort {
 /// A page that is served until this is dropped.
 struct OpenPage {
     base: String,
+    guard: Arc<TokenGuard>,
     entries: Arc<EntryCodes>,
     serving: JoinSet<()>,
 }
@@ -139,6 +141,23 @@ impl PagePort {
         Ok(json!({"link": format!("{}/", page.base), "entry": entry}))
     }
 
+    /// The link of an episode for a player: to the copy with this tag. The page is opened if it is not.
+    ///
+    /// # Errors
+    /// No port is to be had, or the link cannot be saved.
+    pub(super) async fn player_link(
+        &self,
+        episode: EpisodeId,
+        edition: &str,
+    ) -> Result<String, TransferFailure> {
+        self.link(false, false).await?;
+        let open = self.open.lock().await;
+        let page = open.as_ref();
+        let page = page.ok_or_else(|| TransferFailure::error("the page was just closed"))?;
+        let path = server::player_path(&page.guard, episode, edition);
+        Ok(format!("{}/{path}", page.origin()))
+    }
+
     /// Closes the page: its link no longer works, also not with the next agent.
     ///
     /// # Errors
@@ -172,6 +191,7 @@ impl PagePort {
         };
         saved.save()?;
         let base = listener.base();
+        let guard = listener.guard().clone();
         let entries = Arc::new(EntryCodes::default());
         let context = PageContext {
             agent: self.agent.clone(),
@@ -181,6 +201,7 @@ impl PagePort {
         serving.spawn_local(server::serve(listener, routes(context), entries.clone()));
         Ok(OpenPage {
             base,
+            guard,
             entries,
             serving,
         })

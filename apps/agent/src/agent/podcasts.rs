@@ -23,6 +23,8 @@ mod downloads;
 pub(super) mod episode_copy;
 mod episode_documents;
 mod episode_folder;
+mod episode_notes;
+mod episode_play;
 mod feed_fetch;
 mod gpodder_messages;
 mod index_files;

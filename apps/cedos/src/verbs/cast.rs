@@ -1,12 +1,13 @@
 //! `cedos cast`: podcasts of the agent from the command line.
 
 mod cast_log;
+mod cast_play;
 mod cast_text;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use cedos_agent::agent::api::{AgentRequest, PodcastRequest};
 use cedos_agent::agent::client::AgentApiClient;
 use cedos_agent::fetch::deadline_text::parse_deadline;
@@ -18,24 +19,14 @@ use cedos_terminal::{print_stderr, print_stdout};
 use clap::{Args, Subcommand};
 use d2tp_sched::CostPolicy;
 use jiff::Zoned;
-use serde_json::Value;
-use tokio::process::Command;
-use tokio::sync::watch;
+use serde_json::{Value, json};
 use url::Url;
 
 use super::agent_start;
 use super::credentials::{CredentialArgs, hide_passwords};
 use super::handover;
-use super::play::play_link;
-use super::transfer_args::stop_on_signal;
-use super::url::{ServedLinks, StreamArgs, parse_url, report_failure};
+use super::url::{parse_url, report_failure};
 use crate::help::COST_AND_TIME;
-
-/// The environment variable with the player of episodes and its arguments.
-const PLAYER_VARIABLE: &str = "CEDOS_PLAYER";
-
-/// The player that is used if the variable names none, and it is installed.
-const PLAYER: &str = "mpv";
 
 /// The file of an index while it is downloaded, in the directory of the state.
 const INDEX_DOWNLOAD: &str = "podcasts-index.download";
@@ -98,8 +89,10 @@ enum CastVerb {
         #[command(flatten)]
         output: CastOutput,
     },
-    /// List the channels, with their rules
+    /// List the channels with their rules, or the channels and episodes with these words in their titles
     List {
+        /// Words of titles [default: all channels]
+        words: Vec<String>,
         #[command(flatten)]
         output: CastOutput,
     },
@@ -118,16 +111,36 @@ enum CastVerb {
         #[command(flatten)]
         output: CastOutput,
     },
-    /// Play an episode, also while it is not whole
-    ///
-    /// The player is $CEDOS_PLAYER, else mpv. Without one the link or file is printed, and the link is
-    /// served until stopped. The exit code is the player's.
-    Play {
+    /// Show an episode: its notes, chapters and where it is
+    Notes {
         /// The number of the episode
         #[arg(value_parser = parse_episode)]
         episode: i64,
+        /// Show the transcript, too
+        #[arg(long)]
+        transcript: bool,
         #[command(flatten)]
-        stream: Box<StreamArgs>,
+        output: CastOutput,
+    },
+    /// Play an episode from where it was heard to, also while it is not whole
+    ///
+    /// The player is given the copy that the agent downloads; an episode that nobody asked for is downloaded, and stays as
+    /// the channel's rule says.
+    ///
+    /// The player is $CEDOS_PLAYER, else mpv. mpv begins where the episode was heard to, and where it ends is stored. For
+    /// another player, {start} in $CEDOS_PLAYER stands for the second to begin at, and only that it played is noted.
+    /// Without a player the link or file is printed, and the link works until stopped. The exit code is the player's; 3 if stopped.
+    Play(cast_play::CastPlayArgs),
+    /// Show how far an episode was heard, or set it
+    Position {
+        /// The number of the episode
+        #[arg(value_parser = parse_episode)]
+        episode: i64,
+        /// The position: 12:34, 1:02:03, 0 for the beginning [default: as it is]
+        #[arg(value_parser = cast_text::parse_clock)]
+        position: Option<u64>,
+        #[command(flatten)]
+        output: CastOutput,
     },
     /// Set when episodes of a channel are wanted, and how many are kept
     Rule {
@@ -142,6 +155,9 @@ enum CastVerb {
         /// Keep at most this much of the channel: 500M, 2G
         #[arg(long, value_name = "SIZE", value_parser = option_parsers::parse_bytes)]
         keep_size: Option<u64>,
+        /// Remove an episode from this device when it was played
+        #[arg(long, value_name = "YES|NO", value_parser = parse_yes_or_no)]
+        remove_played: Option<bool>,
         /// When to use metered networks: free-only, free-first, balanced, fast, any; `default` is the device's
         #[arg(long, help_heading = COST_AND_TIME)]
         policy: Option<String>,
@@ -237,6 +253,14 @@ enum CastVerb {
         #[command(flatten)]
         output: CastOutput,
     },
+    /// Take an episode out of the queue, and do not ask for it any longer
+    Cancel {
+        /// The number of the episode
+        #[arg(value_parser = parse_episode)]
+        episode: i64,
+        #[command(flatten)]
+        output: CastOutput,
+    },
 }
 
 /// Subscriptions in a file.
@@ -256,6 +280,8 @@ enum OpmlVerb {
         /// For other podcast apps on this machine: episodes come through the agent
         #[arg(long)]
         for_apps: bool,
+        #[command(flatten)]
+        output: CastOutput,
     },
 }
 
@@ -275,6 +301,14 @@ struct CastOutput {
     json: bool,
 }
 
+fn parse_yes_or_no(text: &str) -> Result<bool, String> {
+    match text {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        other => Err(format!("`{other}` is neither yes nor no")),
+    }
+}
+
 fn parse_episode(text: &str) -> Result<i64, String> {
     text.trim_start_matches('#').parse().map_err(|_| {
         format!("`{text}` is not the number of an episode; `cedos cast show CHANNEL` lists them")
@@ -287,8 +321,12 @@ fn parse_episode(text: &str) -> Result<i64, String> {
 /// The agent cannot be started.
 pub async fn run(args: CastArgs) -> anyhow::Result<ExitCode> {
     match args.verb {
-        CastVerb::Play { episode, stream } => play(episode, *stream).await,
-        CastVerb::Opml(OpmlVerb::Export { file, for_apps }) => export(file, for_apps).await,
+        CastVerb::Play(args) => cast_play::play(args).await,
+        CastVerb::Opml(OpmlVerb::Export {
+            file,
+            for_apps,
+            output,
+        }) => export(file, for_apps, output.json).await,
         CastVerb::Index { source, output } => Ok(match index(&source, output.json).await {
             Ok(()) => ExitCode::SUCCESS,
             Err(failure) => failed(&failure),
@@ -355,7 +393,38 @@ fn request(verb: CastVerb) -> anyhow::Result<Result<(PodcastRequest, bool), Stri
             let file = std::path::absolute(&file).context("the working directory is gone")?;
             (PodcastRequest::Backup { file }, output.json)
         }
-        CastVerb::List { output } => (PodcastRequest::List, output.json),
+        CastVerb::List { words, output } => {
+            let words = words.join(" ");
+            (PodcastRequest::List { words }, output.json)
+        }
+        CastVerb::Notes {
+            episode,
+            transcript,
+            output,
+        } => {
+            let episode = episode_id(episode);
+            let request = PodcastRequest::Episode {
+                episode,
+                transcript,
+            };
+            (request, output.json)
+        }
+        CastVerb::Position {
+            episode,
+            position,
+            output,
+        } => {
+            let request = PodcastRequest::Position {
+                episode: episode_id(episode),
+                position_ms: position.map(|seconds| seconds.saturating_mul(1000)),
+                duration_ms: None,
+            };
+            (request, output.json)
+        }
+        CastVerb::Cancel { episode, output } => {
+            let episode = episode_id(episode);
+            (PodcastRequest::NotWanted { episode }, output.json)
+        }
         CastVerb::Show {
             channel,
             limit,
@@ -370,6 +439,7 @@ fn request(verb: CastVerb) -> anyhow::Result<Result<(PodcastRequest, bool), Stri
             schedule,
             keep,
             keep_size,
+            remove_played,
             policy,
             file,
             output,
@@ -380,6 +450,7 @@ fn request(verb: CastVerb) -> anyhow::Result<Result<(PodcastRequest, bool), Stri
                 schedule,
                 keep,
                 keep_bytes: keep_size,
+                unplayed_only: remove_played,
                 policy,
                 file,
             };
@@ -458,7 +529,7 @@ fn request(verb: CastVerb) -> anyhow::Result<Result<(PodcastRequest, bool), Stri
             };
             (request, output.json)
         }
-        CastVerb::Play { .. }
+        CastVerb::Play(_)
         | CastVerb::Index { .. }
         | CastVerb::Log(_)
         | CastVerb::Export(_)
@@ -484,17 +555,21 @@ fn show(request: &PodcastRequest, answer: &Value, json: bool) {
     }
 }
 
-async fn export(file: Option<PathBuf>, for_apps: bool) -> anyhow::Result<ExitCode> {
+async fn export(file: Option<PathBuf>, for_apps: bool, json: bool) -> anyhow::Result<ExitCode> {
     let mut agent = agent_start::connect_or_start().await?;
     let answer = match ask(&mut agent, &PodcastRequest::Export { for_apps }).await {
         Ok(answer) => answer,
         Err(failure) => return Ok(failed(&failure)),
     };
     let opml = answer["opml"].as_str().context("the agent sent no list")?;
-    match file {
-        Some(file) => std::fs::write(&file, opml)
-            .with_context(|| format!("cannot write {}", file.display()))?,
-        None => print_stdout(opml),
+    if let Some(file) = &file {
+        std::fs::write(file, opml).with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    match (&file, json) {
+        (Some(file), true) => print_stdout(&json!({ "file": file }).to_string()),
+        (None, true) => print_stdout(&json!({ "opml": opml }).to_string()),
+        (Some(_), false) => {}
+        (None, false) => print_stdout(opml),
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -550,67 +625,4 @@ async fn download_index(
             _ => {}
         }
     }
-}
-
-/// Plays an episode: its file if it is whole, else a link of the agent.
-async fn play(episode: i64, mut stream: StreamArgs) -> anyhow::Result<ExitCode> {
-    let mut agent = agent_start::connect_or_start().await?;
-    let request = PodcastRequest::Play {
-        episode: episode_id(episode),
-    };
-    let answer = match ask(&mut agent, &request).await {
-        Ok(answer) => answer,
-        Err(failure) => return Ok(failed(&failure)),
-    };
-    let player = player();
-    if let Some(file) = answer["file"].as_str() {
-        let Some(player) = player else {
-            print_stdout(file);
-            return Ok(ExitCode::SUCCESS);
-        };
-        let status = Command::new(&player[0])
-            .args(&player[1..])
-            .arg(file)
-            .status()
-            .await;
-        let status = status.map_err(|error| anyhow!("cannot run {}: {error}", player[0]))?;
-        let code = status.code().and_then(|code| u8::try_from(code).ok());
-        return Ok(ExitCode::from(code.unwrap_or(128)));
-    }
-    let url = answer["url"].as_str().context("no address")?;
-    let url: Url = url.parse().context("no address")?;
-    let headers = serde_json::from_value(answer["headers"].clone()).context("no fields")?;
-    let local_hosts = serde_json::from_value(answer["local_hosts"].clone()).context("no hosts")?;
-    stream.order_with(headers, local_hosts);
-    let (stop, stopped) = watch::channel(false);
-    stop_on_signal(stop).context("signals")?;
-    let serving = ServedLinks::start(std::slice::from_ref(&url), &stream, stopped).await;
-    let mut serving = match serving {
-        Ok(serving) => serving,
-        Err(failure) => return Ok(failed(&failure)),
-    };
-    let Some(player) = player else {
-        if !stream.json {
-            print_stdout(&serving.links[0]);
-        }
-        serving.serve_until(std::future::pending::<()>()).await;
-        serving.stop().await;
-        return Ok(ExitCode::SUCCESS);
-    };
-    Ok(match play_link(&player, serving, stream.json).await {
-        Ok(code) => code,
-        Err(failure) => failed(&failure),
-    })
-}
-
-/// The player and its arguments; none if there is none.
-fn player() -> Option<Vec<String>> {
-    let named = std::env::var(PLAYER_VARIABLE).unwrap_or_default();
-    let named: Vec<String> = named.split_whitespace().map(str::to_owned).collect();
-    if !named.is_empty() {
-        return Some(named);
-    }
-    let path = std::env::var_os("PATH")?;
-    let is_there = std::env::split_paths(&path).any(|folder| folder.join(PLAYER).is_file());
-    is_there.then(|| vec![PLAYER.to_owned()])
 }

@@ -59,10 +59,7 @@ async fn play(args: &mut PlayArgs) -> Result<ExitCode, TransferFailure> {
 }
 
 /// Starts a player on a link that is served, and ends the link when the player ends. Returns the player's code.
-///
-/// # Errors
-/// The player cannot be run.
-pub async fn play_link(
+async fn play_link(
     player: &[String],
     mut serving: ServedLinks,
     json: bool,
@@ -96,14 +93,15 @@ pub async fn play_link(
 }
 
 /// The player's words, the link among them.
-fn with_link(player: &[String], link: &str) -> Vec<String> {
+pub(super) fn with_link(player: &[String], link: &str) -> Vec<String> {
     let named = player.iter().any(|word| word.contains(PLACE));
     let words = player.iter().map(|word| word.replace(PLACE, link));
     let behind = (!named).then(|| link.to_owned());
     words.chain(behind).collect()
 }
 
-async fn end(player: &mut Child) {
+/// Ends a player that is asked to end, and kills it if it does not.
+pub(super) async fn end(player: &mut Child) {
     use nix::sys::signal::{Signal, kill};
     if let Some(id) = player.id() {
         let _ = kill(nix::unistd::Pid::from_raw(id as i32), Signal::SIGTERM);

@@ -120,10 +120,6 @@ pub struct StreamArgs {
     /// Print one JSON object per line: link, progress, and last ended
     #[arg(long)]
     pub json: bool,
-
-    /// The hosts of local networks that the requests may lead to.
-    #[arg(skip)]
-    local_hosts: LocalHosts,
 }
 
 /// Reads a URL that can be streamed.
@@ -341,12 +337,6 @@ fn say_how(state: &Value, json: bool, said: &mut String) {
 }
 
 impl StreamArgs {
-    /// Adds header fields to the requests, and limits which hosts of local networks they may lead to.
-    pub fn order_with(&mut self, headers: Vec<String>, local_hosts: LocalHosts) {
-        self.request.header.extend(headers);
-        self.local_hosts = local_hosts;
-    }
-
     fn ordered(&self, urls: &[Url]) -> Result<StreamOrder, TransferFailure> {
         let proxy = self.proxy.address();
         let prox = proxy.map_err(|error| TransferFailure::usage(error.to_string()))?;
@@ -367,7 +357,7 @@ impl StreamArgs {
             cookies: self.cookies.path().map_err(TransferFailure::usage)?,
             ca: self.request.ca.clone(),
             allow_downgrade: self.request.allow_downgrade,
-            local_hosts: self.local_hosts.clone(),
+            local_hosts: LocalHosts::default(),
         })
     }
 

@@ -15,6 +15,7 @@ mod podcast_clients;
 mod podcast_conditions;
 mod podcast_kills;
 mod podcast_listener;
+mod podcast_play;
 mod podcast_scene;
 mod podcast_search;
 mod podcast_sync;

@@ -215,7 +215,15 @@ async fn use_podcasts(
                     };
                     ask(&mut client, request).await
                 }
-                None => ask(&mut client, PodcastRequest::List).await,
+                None => {
+                    ask(
+                        &mut client,
+                        PodcastRequest::List {
+                            words: String::new(),
+                        },
+                    )
+                    .await
+                }
             },
             _ => match some(random) {
                 Some(EpisodeSummary { id, .. }) => {
@@ -231,7 +239,15 @@ async fn use_podcasts(
                     }
                     ask(&mut client, PodcastRequest::Queue).await
                 }
-                None => ask(&mut client, PodcastRequest::List).await,
+                None => {
+                    ask(
+                        &mut client,
+                        PodcastRequest::List {
+                            words: String::new(),
+                        },
+                    )
+                    .await
+                }
             },
         };
         if answer.is_none() && AgentApiClient::connect_to(&socket).await.is_none() {

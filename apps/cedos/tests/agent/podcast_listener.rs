@@ -50,6 +50,11 @@ impl Listener {
         self.agent = Some(AgentProcess::start(self.path()).await);
     }
 
+    /// Kills the agent; a command may start another.
+    pub async fn kill_agent(&mut self) {
+        self.agent.take().expect("it runs").kill().await;
+    }
+
     /// Runs `cedos` with these arguments.
     pub async fn run(&self, arguments: &[&str]) -> CedosRun {
         let mut command = cedos(self.path(), arguments);

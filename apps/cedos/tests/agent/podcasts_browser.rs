@@ -788,7 +788,7 @@ fn tour(episodes: &[i64]) -> [TourPicture; 6] {
             prepare: "document.querySelector('details').open = true",
             ..picture("rule", (900, 800), Light, "podcasts/channel/1")
         },
-        picture("queue", (900, 480), Dark, "podcasts/queue"),
+        picture("queue", (900, 640), Dark, "podcasts/queue"),
         picture("episode", (390, 844), Light, &episode(0)),
         picture("chapters", (390, 844), Dark, &episode(1)),
     ]

@@ -4,6 +4,7 @@
 //!  /podcasts ─┬─ channel/ID      episodes, rule                 channels
 //!             ├─ episode/ID      notes, player, deadline        episode_page
 //!             │   ├─ audio       the copy, by ranges            audio
+//!             │   ├─ played-audio  the same, for other players  audio
 //!             │   └─ position    where the player is            episode_page
 //!             ├─ queue           deadlines in their order       queue_page
 //!             ├─ search          titles; subscribing            channels
@@ -58,6 +59,10 @@ pub(super) fn routes() -> Router<PageContext> {
             post(episode_page::store_position),
         )
         .route("/podcasts/episode/{id}/audio", get(audio::audio))
+        .route(
+            "/podcasts/episode/{id}/played-audio",
+            get(audio::played_audio),
+        )
         .route("/podcasts/queue", get(queue_page::page))
         .route("/podcasts/queue/updates", get(queue_page::updates))
         .route(

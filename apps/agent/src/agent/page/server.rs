@@ -6,6 +6,7 @@
 //! | `Host` is not this port of this machine | 421: a page of another name, after DNS rebinding |
 //! | `Origin` is another page's, or a POST has none | 403 |
 //! | `/open/CODE`, once | to the page |
+//! | `/play/ID/CODE` | the audio of that episode, and nothing else |
 //! | without the token | 404 |
 
 use std::collections::VecDeque;
@@ -16,6 +17,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::response::{IntoResponse, Redirect, Response};
+use cedos_readycast::EpisodeId;
 use http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderName, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
 };
@@ -34,6 +36,10 @@ use crate::token_listener::{ConnectionPlace, TokenGuard, TokenListener};
 
 /// The path of links that work once, before their code.
 pub(super) const ENTRY_PATH: &str = "open/";
+
+/// The path of links for players, before the number of an episode and its code: others can read a player's command line,
+/// and the player needs no more than the episode.
+const PLAY_PATH: &str = "play/";
 
 /// How long a link that works once can be used.
 const ENTRY_WITHIN: Duration = Duration::from_secs(60); // a guess: a browser that starts
@@ -118,6 +124,26 @@ pub(super) async fn serve(listener: TokenListener, pages: Router, entries: Arc<E
     }
 }
 
+/// The path of a player's link to an episode, which stays the same as long as the token does. `edition`: the tag of the
+/// bytes that the player is given, so that it never mixes two copies.
+pub(super) fn player_path(guard: &TokenGuard, episode: EpisodeId, edition: &str) -> String {
+    let code = guard.code_for(&played_thing(episode));
+    format!("{PLAY_PATH}{episode}/{code}?edition={edition}")
+}
+
+fn played_thing(episode: EpisodeId) -> String {
+    format!("{PLAY_PATH}{episode}")
+}
+
+/// The page's own path of what a player's link leads to, without the first slash; none if the link is not ours.
+fn played_path(guard: &TokenGuard, link: &str) -> Option<String> {
+    let (path, query) = link.split_once('?').unwrap_or((link, ""));
+    let (number, code) = path.split_once('/')?;
+    let episode = EpisodeId(number.parse().ok()?);
+    let is_ours = guard.is_code_for(&played_thing(episode), code);
+    is_ours.then(|| format!("podcasts/episode/{episode}/played-audio?{query}"))
+}
+
 struct PageServer {
     guard: Arc<TokenGuard>,
     pages: Router,
@@ -185,7 +211,15 @@ impl PageServer {
                 "this link worked once and only for a minute; `cedos page --open` opens another";
             return refuse(StatusCode::GONE, text);
         }
-        let Some(rest) = self.guard.behind_token(path) else {
+        let played = path
+            .strip_prefix('/')
+            .and_then(|path| path.strip_prefix(PLAY_PATH))
+            .and_then(|link| played_path(&self.guard, link));
+        if played.is_some() && !is_safe {
+            return refuse(StatusCode::METHOD_NOT_ALLOWED, "a player only reads");
+        }
+        let behind_token = || self.guard.behind_token(path).map(str::to_owned);
+        let Some(rest) = played.or_else(behind_token) else {
             let text = "there is no such page here; `cedos page` prints its link";
             return refuse(StatusCode::NOT_FOUND, text);
         };
@@ -209,6 +243,31 @@ impl PageServer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_players_link_leads_to_its_episode_and_nowhere_else() {
+        let listener = TokenListener::bind("secret".into(), 0).await;
+        let listener = listener.expect("a port");
+        let guard = listener.guard();
+        let link = player_path(guard, EpisodeId(17), "e1");
+        let link = link.strip_prefix(PLAY_PATH).expect("its beginning");
+        let to = played_path(guard, link);
+        assert_eq!(
+            to.as_deref(),
+            Some("podcasts/episode/17/played-audio?edition=e1")
+        );
+        let (_, code) = link.split_once('/').expect("a code");
+        let code = code.trim_end_matches("?edition=e1");
+        for other in [
+            format!("18/{code}"),
+            format!("17/{code}/"),
+            format!("17/../18/{code}"),
+            "17/".to_owned(),
+            "17".to_owned(),
+        ] {
+            assert_eq!(played_path(guard, &other), None, "{other}");
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_link_that_works_once_works_once_and_for_a_minute() {

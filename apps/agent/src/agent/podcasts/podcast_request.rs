@@ -34,8 +34,12 @@ pub enum PodcastRequest {
         /// The file to write, which must not exist; its path is absolute.
         file: PathBuf,
     },
-    /// Lists the channels.
-    List,
+    /// Lists the channels; with words, the channels and episodes whose titles have them.
+    List {
+        /// Words of titles; empty for all channels.
+        #[serde(default)]
+        words: String,
+    },
     /// Shows a channel and its episodes.
     Show {
         /// Number, address or words of the title.
@@ -46,15 +50,42 @@ pub enum PodcastRequest {
     },
     /// Lists the episodes that are in the queue or ready, in the order in which they will be heard.
     Queue,
-    /// Shows an episode, with its file or address.
+    /// Shows an episode, with its file or address, its notes and chapters.
     Episode {
         /// The episode's number.
         episode: EpisodeId,
+        /// Whether the answer has the transcript.
+        #[serde(default)]
+        transcript: bool,
     },
-    /// Returns what a player is to play: the file of an episode, or what its stream is ordered with.
+    /// Returns what a player is to play: the file of an episode, or a link to its download as far as it has come. One that
+    /// is not on this device is asked for. If nothing of it comes within a few seconds, the answer has neither, and says
+    /// why.
     Play {
         /// The episode's number.
         episode: EpisodeId,
+        /// The policy of its download from now on; none as it is, or as the channel's rule has it.
+        #[serde(default)]
+        policy: Option<String>,
+        /// Whether the same player asked before: an episode that is not wanted any longer is not asked for again.
+        #[serde(default)]
+        again: bool,
+    },
+    /// Notes that a player began with an episode.
+    Begun {
+        /// The episode's number.
+        episode: EpisodeId,
+    },
+    /// Returns how far an episode was heard, after storing it if it is named.
+    Position {
+        /// The episode's number.
+        episode: EpisodeId,
+        /// The position to store.
+        #[serde(default)]
+        position_ms: Option<u64>,
+        /// The length as the player measured it.
+        #[serde(default)]
+        duration_ms: Option<u64>,
     },
     /// Changes what is fetched of a channel; what is absent stays.
     Rule {
@@ -69,6 +100,9 @@ pub enum PodcastRequest {
         /// The maximum number of bytes of the channel's files.
         #[serde(default)]
         keep_bytes: Option<u64>,
+        /// Whether an episode is removed from this device when it was played.
+        #[serde(default)]
+        unplayed_only: Option<bool>,
         /// The policy of downloads; `default` is the device's own.
         #[serde(default)]
         policy: Option<String>,
@@ -145,6 +179,11 @@ pub enum PodcastRequest {
         /// The policy; none for the channel's.
         #[serde(default)]
         policy: Option<String>,
+    },
+    /// Takes back that an episode was asked for, and takes it out of the queue.
+    NotWanted {
+        /// The episode's number.
+        episode: EpisodeId,
     },
 }
 

@@ -24,12 +24,12 @@ use url::Url;
 use super::super::api::ok_response;
 use super::super::state::Agent;
 use super::downloads::{discard_part, ready_file, remove};
+use super::episode_notes::notes_text;
 use super::feed_fetch::{FeedAnswer, FeedFault, FeedFetch, named_host};
 use super::podcast_request::PodcastRequest;
 use super::refreshes::{outcome_of, status_text};
 use super::service::PodcastService;
 use super::sync::SyncCause;
-use crate::fetch::local_hosts::LocalHosts;
 use crate::fetch::outcome::TransferFailure;
 
 /// The maximum number of bytes of an imported list of subscriptions.
@@ -37,6 +37,12 @@ const OPML_BYTES_MAX: u64 = 16 << 20; // a guess: 10,000 feeds are 3 MB
 
 /// Bytes after which a part of the log ends: with the longest entry it is less than a line of the agent's socket.
 const LOG_PAGE_BYTES: usize = 256 << 10;
+
+/// The maximum number of episodes that a search in the library shows.
+const FOUND_MAX: u32 = 100; // a guess: more is no help
+
+/// The longest position that is stored: four days.
+const POSITION_MS_MAX: u64 = 4 * 24 * 3_600 * 1_000; // a guess
 
 /// The maximum number of episodes that a request shows.
 const SHOWN_MAX: u32 = 1_000;
@@ -67,6 +73,23 @@ pub(in super::super) struct ImportedSubscriptions {
     pub(in super::super) skipped: Vec<String>,
 }
 
+/// A change of a channel's rule, as a person writes it; what is none stays.
+#[derive(Debug, Clone, Copy, Default)]
+pub(in super::super) struct RuleChange<'a> {
+    /// When new episodes are wanted.
+    pub(in super::super) schedule: Option<&'a str>,
+    /// How many of the newest episodes are kept.
+    pub(in super::super) keep: Option<u32>,
+    /// The maximum number of bytes of the channel's files.
+    pub(in super::super) keep_bytes: Option<u64>,
+    /// Whether an episode is removed when it was played.
+    pub(in super::super) unplayed_only: Option<bool>,
+    /// The policy of downloads; `default` is the device's own.
+    pub(in super::super) policy: Option<&'a str>,
+    /// Which of several files is downloaded.
+    pub(in super::super) enclosure: Option<&'a str>,
+}
+
 /// Reads a policy as `--policy` takes it.
 fn policy(text: &str) -> Result<String, TransferFailure> {
     let policy = text.parse::<CostPolicy>();
@@ -75,7 +98,7 @@ fn policy(text: &str) -> Result<String, TransferFailure> {
     Ok(policy.as_str().to_owned())
 }
 
-fn no_episode(episode: EpisodeId) -> TransferFailure {
+pub(super) fn no_episode(episode: EpisodeId) -> TransferFailure {
     TransferFailure::usage(format!(
         "there is no episode {episode}; `cedos cast show CHANNEL` lists them"
     ))
@@ -173,6 +196,26 @@ impl PodcastService {
             .with(move |library| library.played_transfers(id, PROPOSAL_PLAYS_MAX))
             .await?;
         Ok(propose_delay(&played, present, Zoned::now().time_zone()))
+    }
+
+    /// Stores where a player is.
+    ///
+    /// # Errors
+    /// There is no such episode.
+    pub(in super::super) async fn store_position(
+        &self,
+        episode: EpisodeId,
+        position_ms: u64,
+        duration_ms: Option<u64>,
+    ) -> Result<(), TransferFailure> {
+        let position_ms = position_ms.min(POSITION_MS_MAX);
+        let duration_ms = duration_ms.map(|ms| ms.min(POSITION_MS_MAX));
+        let now = Timestamp::now();
+        let stored = self
+            .with(move |library| library.set_position(episode, position_ms, duration_ms, now))
+            .await;
+        self.changed();
+        stored
     }
 
     /// Marks an episode as played, or as not played.
@@ -285,35 +328,35 @@ impl Agent {
         })
     }
 
-    /// Changes the rule of a channel; what is none stays.
+    /// Changes the rule of a channel.
     ///
     /// # Errors
     /// The schedule, the policy or the choice of files is none, in words.
     pub(in super::super) async fn change_podcast_rule(
         self: &Arc<Agent>,
         channel: ChannelId,
-        schedule: Option<&str>,
-        keep: (Option<u32>, Option<u64>),
-        changed_policy: Option<&str>,
-        enclosure: Option<&str>,
+        change: RuleChange<'_>,
     ) -> Result<ChannelSummary, TransferFailure> {
         let service = &self.podcasts;
         let mut rule = service.channel(channel).await?.summary.rule;
-        if let Some(text) = schedule {
+        if let Some(text) = change.schedule {
             rule.schedule = text
                 .parse::<DownloadSchedule>()
                 .map_err(TransferFailure::usage)?;
         }
-        if let Some(latest) = keep.0 {
+        if let Some(latest) = change.keep {
             rule.keep.latest = latest;
         }
-        rule.keep.bytes_max = keep.1.or(rule.keep.bytes_max);
-        match changed_policy {
+        if let Some(unplayed_only) = change.unplayed_only {
+            rule.keep.unplayed_only = unplayed_only;
+        }
+        rule.keep.bytes_max = change.keep_bytes.or(rule.keep.bytes_max);
+        match change.policy {
             Some("default") => rule.policy = None,
             Some(text) => rule.policy = Some(policy(text)?),
             None => {}
         }
-        if let Some(text) = enclosure {
+        if let Some(text) = change.enclosure {
             rule.enclosure = text
                 .parse::<EnclosureChoice>()
                 .map_err(TransferFailure::usage)?;
@@ -358,6 +401,30 @@ impl Agent {
         self.retime_downloads(channel).await?;
         service.changed();
         service.episode(episode).await
+    }
+
+    /// Takes back that an episode was asked for, and takes it out of the queue if it is in it.
+    ///
+    /// # Errors
+    /// There is no such episode, or nobody asked for it.
+    pub(in super::super) async fn take_back_episode(
+        self: &Arc<Agent>,
+        id: EpisodeId,
+    ) -> Result<Episode, TransferFailure> {
+        let service = &self.podcasts;
+        let episode = service.episode(id).await?;
+        if episode.own_deadline.is_none() && episode.summary.state != EpisodeState::Downloading {
+            let text = format!("episode {id} is not in the queue, and nobody asked for it");
+            return Err(TransferFailure::usage(text));
+        }
+        service
+            .with(move |library| library.set_episode_deadline(id, None))
+            .await?;
+        if let Some(job) = episode.summary.job {
+            self.cancel_download(job);
+        }
+        service.changed();
+        service.episode(id).await
     }
 
     /// Ends a subscription: its downloads are cancelled, its files removed. Returns the files that are gone.
@@ -408,7 +475,7 @@ impl Agent {
     }
 
     /// An episode in JSON, with its transfer and promise while it has one.
-    fn episode_json(&self, episode: &EpisodeSummary) -> Value {
+    pub(super) fn episode_json(&self, episode: &EpisodeSummary) -> Value {
         let mut value = serde_json::to_value(episode).unwrap_or_default();
         if let Some(fields) = value.as_object_mut() {
             fields.insert("transfer".into(), json!(self.episode_transfer(episode)));
@@ -425,22 +492,21 @@ impl Agent {
         value
     }
 
-    /// What a player is to play: the file of an episode if that is whole, else what its stream is ordered with.
-    async fn played_from(&self, id: EpisodeId) -> Result<Value, TransferFailure> {
-        let service = &self.podcasts;
-        let episode = service.episode(id).await?;
-        if let Some(file) = ready_file(&episode).await {
-            return Ok(json!({"file": file}));
+    /// An episode in JSON with what a person reads of it: notes and chapters, and the transcript if that is wanted.
+    async fn described_episode(self: &Arc<Agent>, episode: &Episode, transcript: bool) -> Value {
+        let mut value = self.whole_episode_json(episode).await;
+        let chapters = self.chapters(episode);
+        let has_transcript = self.has_transcript(episode);
+        if let Some(fields) = value.as_object_mut() {
+            fields.insert("notes_text".into(), json!(notes_text(&episode.notes)));
+            fields.insert("chapters_listed".into(), json!(chapters));
+            fields.insert("has_transcript".into(), json!(has_transcript));
+            if transcript {
+                let passages = self.transcript(episode).await;
+                fields.insert("transcript_passages".into(), json!(passages));
+            }
         }
-        let source = service.with(move |library| library.episode_source(id));
-        let source = source.await?.ok_or_else(|| no_episode(id))?;
-        if let Some(refused) = source.refused {
-            return Err(TransferFailure::error(refused));
-        }
-        let password = source.authorization.iter();
-        let headers: Vec<String> = password.map(|v| format!("Authorization: {v}")).collect();
-        let local_hosts = LocalHosts::only(source.local_host.as_deref());
-        Ok(json!({"url": source.url, "headers": headers, "local_hosts": local_hosts}))
+        json!({"episode": value})
     }
 
     /// The episodes in the queue by deadline, then those that are ready and not played.
@@ -498,8 +564,23 @@ impl Agent {
                     .await?;
                 json!({"file": file})
             }
-            PodcastRequest::List if is_empty => json!({"channels": []}),
-            PodcastRequest::List => json!({"channels": service.with(Library::channels).await?}),
+            PodcastRequest::List { .. } if is_empty => json!({"channels": []}),
+            PodcastRequest::List { words } if words.trim().is_empty() => {
+                json!({"channels": service.with(Library::channels).await?})
+            }
+            PodcastRequest::List { words } => {
+                let found = service.with(move |library| {
+                    let query = EpisodeQuery {
+                        words: words.clone(),
+                        limit: FOUND_MAX,
+                        ..EpisodeQuery::default()
+                    };
+                    Ok((library.find_channels(&words)?, library.episodes(&query)?))
+                });
+                let (channels, episodes) = found.await?;
+                let episodes: Vec<Value> = episodes.iter().map(|e| self.episode_json(e)).collect();
+                json!({"channels": channels, "episodes": episodes})
+            }
             PodcastRequest::Show { channel, limit } => {
                 let channel = service.named(&channel).await?.id;
                 let query = EpisodeQuery {
@@ -521,28 +602,53 @@ impl Agent {
                 let episodes: Vec<Value> = queue.iter().map(|e| self.episode_json(e)).collect();
                 json!({"episodes": episodes})
             }
-            PodcastRequest::Episode { episode } => {
+            PodcastRequest::Episode {
+                episode,
+                transcript,
+            } => {
                 let episode = service.episode(episode).await?;
-                json!({"episode": self.whole_episode_json(&episode).await})
+                self.described_episode(&episode, transcript).await
             }
-            PodcastRequest::Play { episode } => self.played_from(episode).await?,
+            PodcastRequest::Play { .. } => unreachable!("it is answered where it is read"),
+            PodcastRequest::Begun { episode } => {
+                let now = Timestamp::now();
+                service
+                    .with(move |library| library.note_begun(episode, now))
+                    .await?;
+                json!({})
+            }
+            PodcastRequest::Position {
+                episode,
+                position_ms,
+                duration_ms,
+            } => {
+                if let Some(position_ms) = position_ms {
+                    service
+                        .store_position(episode, position_ms, duration_ms)
+                        .await?;
+                }
+                let episode = service.episode(episode).await?;
+                json!({"episode": self.episode_json(&episode.summary)})
+            }
             PodcastRequest::Rule {
                 channel,
                 schedule,
                 keep,
                 keep_bytes,
+                unplayed_only,
                 policy,
                 file,
             } => {
                 let id = service.named(&channel).await?.id;
-                let changed = self.change_podcast_rule(
-                    id,
-                    schedule.as_deref(),
-                    (keep, keep_bytes),
-                    policy.as_deref(),
-                    file.as_deref(),
-                );
-                let summary = changed.await?;
+                let change = RuleChange {
+                    schedule: schedule.as_deref(),
+                    keep,
+                    keep_bytes,
+                    unplayed_only,
+                    policy: policy.as_deref(),
+                    enclosure: file.as_deref(),
+                };
+                let summary = self.change_podcast_rule(id, change).await?;
                 let next = summary
                     .rule
                     .schedule
@@ -606,6 +712,10 @@ impl Agent {
                 policy,
             } => {
                 let episode = self.ask_for_episode(episode, by, policy.as_deref()).await?;
+                json!({"episode": self.whole_episode_json(&episode).await})
+            }
+            PodcastRequest::NotWanted { episode } => {
+                let episode = self.take_back_episode(episode).await?;
                 json!({"episode": self.whole_episode_json(&episode).await})
             }
         }))

@@ -60,6 +60,8 @@ pub struct ExportArgs {
     /// Write what ended since then: 2026-11-01, or that long ago: 7d
     #[arg(long, value_name = "WHEN", value_parser = parse_since)]
     since: Option<Timestamp>,
+    #[command(flatten)]
+    output: CastOutput,
 }
 
 fn parse_since(text: &str) -> Result<Timestamp, String> {
@@ -142,7 +144,13 @@ pub async fn export(args: ExportArgs) -> anyhow::Result<ExitCode> {
         json!({"version": EXPORT_VERSION, "anonymous": args.anonymous, "entries": entries});
     std::fs::write(&args.file, format!("{exported}\n"))
         .with_context(|| format!("cannot write {}", args.file.display()))?;
-    print_stderr(&format!("{count} downloads are in {}", args.file.display()));
+    match args.output.json {
+        true => {
+            let told = json!({"file": args.file, "entries": count, "anonymous": args.anonymous});
+            print_stdout(&told.to_string());
+        }
+        false => print_stderr(&format!("{count} downloads are in {}", args.file.display())),
+    }
     Ok(ExitCode::SUCCESS)
 }
 

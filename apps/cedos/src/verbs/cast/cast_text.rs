@@ -13,7 +13,15 @@ pub fn lines(request: &PodcastRequest, answer: &Value, now: &Zoned) -> Vec<Strin
     let list = |field: &str| answer[field].as_array().cloned().unwrap_or_default();
     match request {
         PodcastRequest::Search { .. } => list("found").iter().map(found).collect(),
-        PodcastRequest::List => list("channels").iter().map(channel).collect(),
+        PodcastRequest::List { .. } => {
+            let episodes = list("episodes");
+            let episodes = episodes.iter().map(|e| episode(e, true, now));
+            list("channels")
+                .iter()
+                .map(channel)
+                .chain(episodes)
+                .collect()
+        }
         PodcastRequest::Add { .. } | PodcastRequest::Rule { .. } => {
             let mut line = channel(&answer["channel"]);
             if let Some(next) = time(&answer["next"]) {
@@ -53,13 +61,16 @@ pub fn lines(request: &PodcastRequest, answer: &Value, now: &Zoned) -> Vec<Strin
                 files => format!("{title} is removed, with {files} downloaded episodes"),
             }]
         }
-        PodcastRequest::Episode { .. }
-        | PodcastRequest::Played { .. }
+        PodcastRequest::Episode { .. } => described(&answer["episode"], now),
+        PodcastRequest::Position { .. } => vec![position(&answer["episode"])],
+        PodcastRequest::Played { .. }
+        | PodcastRequest::NotWanted { .. }
         | PodcastRequest::Download { .. } => {
             vec![episode(&answer["episode"]["summary"], true, now)]
         }
         PodcastRequest::Export { .. }
         | PodcastRequest::Log { .. }
+        | PodcastRequest::Begun { .. }
         | PodcastRequest::Play { .. } => Vec::new(),
         PodcastRequest::Apps { .. } => vec![
             format!("Subscriptions (OPML)   {}", text(&answer["subscriptions"])),
@@ -134,7 +145,15 @@ pub fn notes(request: &PodcastRequest, answer: &Value) -> Vec<String> {
         PodcastRequest::Search { .. } if is_empty("found") => {
             vec!["Nothing is found. Try other words, or `cedos cast add` with an address".into()]
         }
-        PodcastRequest::List if is_empty("channels") => {
+        PodcastRequest::List { words }
+            if !words.trim().is_empty() && is_empty("channels") && is_empty("episodes") =>
+        {
+            vec![
+                "No title here has these words. `cedos cast search WORDS` asks the directory"
+                    .into(),
+            ]
+        }
+        PodcastRequest::List { words } if words.trim().is_empty() && is_empty("channels") => {
             vec!["No podcasts yet. `cedos cast search WORDS` finds some, `cedos cast add URL` subscribes".into()]
         }
         PodcastRequest::Queue if is_empty("episodes") => {
@@ -145,6 +164,18 @@ pub fn notes(request: &PodcastRequest, answer: &Value) -> Vec<String> {
         }
         PodcastRequest::Add { .. } if answer["is_read_later"] == true => {
             vec!["note: no network is up; the feed is read when one is".into()]
+        }
+        PodcastRequest::Episode {
+            transcript: true, ..
+        } if answer["episode"]["transcript_passages"]
+            .as_array()
+            .is_none_or(Vec::is_empty) =>
+        {
+            let is_named = !answer["episode"]["transcript"].is_null();
+            vec![match is_named {
+                true => "note: its transcript is not here yet; it is being fetched".into(),
+                false => "note: the feed names no transcript of it".into(),
+            }]
         }
         PodcastRequest::Apps { .. } => vec![
             "note: an app that has your podcasts already, under their own addresses, syncs with the server's \
@@ -171,6 +202,115 @@ fn text(value: &Value) -> String {
 
 fn time(value: &Value) -> Option<Timestamp> {
     value.as_str()?.parse().ok()
+}
+
+/// Hours, minutes and seconds as players show them.
+pub fn clock(seconds: u64) -> String {
+    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    match hours {
+        0 => format!("{minutes}:{seconds:02}"),
+        _ => format!("{hours}:{minutes:02}:{seconds:02}"),
+    }
+}
+
+/// Seconds of `1:02:03`, `12:34` or `754`.
+pub fn parse_clock(text: &str) -> Result<u64, String> {
+    let wrong = || format!("`{text}` is no position: write 12:34, 1:02:03, or seconds");
+    let parts: Vec<&str> = text.split(':').collect();
+    if parts.len() > 3 {
+        return Err(wrong());
+    }
+    parts.iter().enumerate().try_fold(0_u64, |sum, (at, part)| {
+        let is_number = (1..=6).contains(&part.len()) && part.bytes().all(|b| b.is_ascii_digit());
+        let number: u64 = part.parse().map_err(|_| wrong())?;
+        let fits = is_number && (at == 0 || number < 60);
+        fits.then_some(sum * 60 + number).ok_or_else(wrong)
+    })
+}
+
+/// Season and number of an episode, as far as the feed says them.
+fn numbers(episode: &Value) -> Option<String> {
+    let (season, number) = (episode["season"].as_u64(), episode["number"].as_u64());
+    match (season, number) {
+        (Some(season), Some(number)) => Some(format!("S{season} E{number}")),
+        (Some(season), None) => Some(format!("S{season}")),
+        (None, Some(number)) => Some(format!("E{number}")),
+        (None, None) => None,
+    }
+}
+
+/// How far an episode was heard.
+fn position(episode: &Value) -> String {
+    let at = clock(episode["position_ms"].as_u64().unwrap_or(0) / 1000);
+    let of = episode["duration_s"].as_u64();
+    let of = of.map_or_else(String::new, |s| format!(" of {}", clock(s)));
+    let played = match episode["played"] == true {
+        true => "   played",
+        false => "",
+    };
+    let title = text(&episode["title"]);
+    format!("{}   {title}   {at}{of}{played}", episode["id"])
+}
+
+/// An episode with its notes, chapters and transcript.
+fn described(whole: &Value, now: &Zoned) -> Vec<String> {
+    let summary = &whole["summary"];
+    let mut lines = vec![episode(summary, true, now)];
+    if let Some(published) = time(&summary["published"]) {
+        let published = published.to_zoned(now.time_zone().clone());
+        lines.push(format!("Published   {}", published.strftime("%-d %b %Y")));
+    }
+    let of = summary["duration_s"].as_u64();
+    let heard = summary["position_ms"].as_u64().unwrap_or(0) / 1000;
+    lines.extend(of.map(|s| format!("Length      {}", clock(s))));
+    if heard > 0 {
+        lines.push(format!("Heard to    {}", clock(heard)));
+    }
+    for (label, field) in [("Page        ", "link"), ("File        ", "file")] {
+        let value = text(&whole[field]);
+        if !value.is_empty() {
+            lines.push(format!("{label}{value}"));
+        }
+    }
+    let section = |title: &str, of: Vec<String>| -> Vec<String> {
+        match of.is_empty() {
+            true => of,
+            false => [String::new(), title.to_owned()]
+                .into_iter()
+                .chain(of)
+                .collect(),
+        }
+    };
+    let notes = whole["notes_text"].as_str().unwrap_or_default();
+    let notes = notes.lines().map(|line| escape_controls(line).into_owned());
+    lines.extend(section("Notes", notes.collect()));
+    let list = |field: &str| whole[field].as_array().cloned().unwrap_or_default();
+    let at = |part: &Value| part["start_s"].as_f64().map(|s| clock(s as u64));
+    let chapters = list("chapters_listed");
+    let chapters = chapters.iter().map(|chapter| {
+        let link = text(&chapter["link"]);
+        let link = (!link.is_empty()).then(|| format!(" ({link})"));
+        format!(
+            "{:>8}   {}{}",
+            at(chapter).unwrap_or_default(),
+            text(&chapter["title"]),
+            link.unwrap_or_default()
+        )
+    });
+    lines.extend(section("Chapters", chapters.collect()));
+    let passages = list("transcript_passages");
+    let passages = passages.iter().map(|passage| {
+        let speaker = text(&passage["speaker"]);
+        let speaker = (!speaker.is_empty()).then(|| format!("{speaker}: "));
+        format!(
+            "{:>8}   {}{}",
+            at(passage).unwrap_or_default(),
+            speaker.unwrap_or_default(),
+            text(&passage["text"])
+        )
+    });
+    lines.extend(section("Transcript", passages.collect()));
+    lines
 }
 
 fn found(found: &Value) -> String {
@@ -251,6 +391,9 @@ fn refreshed(channel: &Value) -> String {
 /// An episode in a list; `is_mixed`: among those of other channels.
 fn episode(episode: &Value, is_mixed: bool, now: &Zoned) -> String {
     let mut line = format!("{}   {}", episode["id"], text(&episode["title"]));
+    if let Some(numbers) = numbers(episode) {
+        line += &format!("   {numbers}");
+    }
     if is_mixed {
         line += &format!(" ({})", text(&episode["channel_title"]));
     }
@@ -311,6 +454,59 @@ mod tests {
         }
         answer["proposal"] = Value::Null;
         assert_eq!(lines(&request, &answer, &now).len(), 1);
+    }
+
+    #[test]
+    fn positions_are_read_as_players_show_them() {
+        for (text, seconds) in [("754", 754), ("12:34", 754), ("1:02:03", 3_723), ("0", 0)] {
+            assert_eq!(parse_clock(text), Ok(seconds), "{text}");
+        }
+        assert_eq!(clock(754), "12:34");
+        assert_eq!(clock(3_723), "1:02:03");
+        for wrong in [
+            "",
+            "12:",
+            ":5",
+            "1:60",
+            "-1",
+            "+1",
+            "1:2:3:4",
+            "99999999999",
+        ] {
+            assert!(parse_clock(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn an_episode_is_shown_with_notes_chapters_and_transcript() {
+        let now: Zoned = "2030-06-03T06:00:00[UTC]".parse().expect("a time");
+        let answer = json!({"episode": {
+            "summary": {"id": 17, "title": "One", "channel_title": "News", "season": 2, "number": 5, "state": "new",
+                "published": "2030-06-01T07:30:00Z", "duration_s": 3_723, "position_ms": 754_000, "played": false},
+            "link": "https://a.example/one", "file": null, "transcript": "https://a.example/one.vtt",
+            "notes_text": "First\u{1b}\nSecond",
+            "chapters_listed": [{"start_s": 0.0, "title": "Opening", "link": null}],
+            "transcript_passages": [{"start_s": 12.5, "speaker": "Ada", "text": "Good evening."}],
+        }});
+        let request = PodcastRequest::Episode {
+            episode: cedos_readycast::EpisodeId(17),
+            transcript: true,
+        };
+        let shown = lines(&request, &answer, &now).join("\n");
+        for part in [
+            "S2 E5",
+            "1 Jun 2030",
+            "1:02:03",
+            "Heard to    12:34",
+            "https://a.example/one",
+            "Second",
+            "0:00   Opening",
+            "0:12   Ada: Good evening.",
+        ] {
+            assert!(shown.contains(part), "{part}: {shown}");
+        }
+        assert!(!shown.contains('\u{1b}'), "{shown}");
+        assert!(notes(&request, &answer).is_empty());
     }
 
     #[test]

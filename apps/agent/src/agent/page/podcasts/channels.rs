@@ -17,6 +17,7 @@ use serde::Deserialize;
 use url::Url;
 
 use super::super::super::podcasts::directory_search::FoundPodcast;
+use super::super::super::podcasts::requests::RuleChange;
 use super::super::frame::{self, PageContext, PageFact, PageFrame};
 use super::super::live;
 use super::episode_row::EpisodeRow;
@@ -510,11 +511,11 @@ pub(super) async fn change(
             }
             ChannelAction::Schedule => {
                 let schedule = Some(form.schedule.as_str());
-                let changed =
-                    context
-                        .agent
-                        .change_podcast_rule(id, schedule, (None, None), None, None);
-                changed.await?;
+                let change = RuleChange {
+                    schedule,
+                    ..RuleChange::default()
+                };
+                context.agent.change_podcast_rule(id, change).await?;
                 Ok(format!("{}/podcasts/channel/{id}", context.base))
             }
             ChannelAction::Remove => {

@@ -19,15 +19,12 @@ use super::super::super::podcasts::episode_copy::EpisodeCopy;
 use super::super::frame::{self, PageContext, PageFrame};
 use super::super::live;
 use super::super::transfer_card::TransferCard;
-use super::chapters::{ChapterRow, chapters_of};
+use super::chapters::ChapterRow;
 use super::episode_row::{EpisodeRow, clock};
 use super::library_access::frame_of;
 use crate::fetch::deadline_text::{describe_deadline, parse_deadline};
 use crate::fetch::outcome::TransferFailure;
 use crate::fetch::report::human_bytes;
-
-/// The longest position that is stored: four days.
-const POSITION_MS_MAX: u64 = 4 * 24 * 3_600 * 1_000; // a guess
 
 #[derive(Template)]
 #[template(path = "podcasts_episode.html")]
@@ -194,11 +191,8 @@ impl EpisodeLive {
         let transfer = transfer.and_then(|job| context.agent.show(job).ok());
         let own = episode.own_deadline.as_ref();
         let asked = own.filter(|_| summary.state != EpisodeState::Ready);
-        let listed = context.agent.listed_chapters(episode);
-        let chapters = match listed.is_empty() {
-            true => chapters_of(&episode.notes),
-            false => listed.into_iter().map(ChapterRow::of).collect(),
-        };
+        let chapters = context.agent.chapters(episode);
+        let chapters = chapters.into_iter().map(ChapterRow::of).collect();
         Ok(EpisodeLive {
             base: context.base.clone(),
             is_ready: episode.file.is_some(),
@@ -280,13 +274,7 @@ pub(super) async fn act(
                 context.agent.ask_for_episode(id, by, None).await?;
             }
             EpisodeAction::NotWanted => {
-                let episode = context.agent.podcasts.episode(id).await?;
-                context
-                    .change_podcasts(move |library| library.set_episode_deadline(id, None))
-                    .await?;
-                if let Some(job) = episode.summary.job {
-                    context.agent.cancel_download(job);
-                }
+                context.agent.take_back_episode(id).await?;
             }
             EpisodeAction::Played => {
                 context.agent.podcasts.mark_played(id, true).await?;
@@ -319,11 +307,8 @@ pub(super) async fn store_position(
     Path(id): Path<i64>,
     Form(form): Form<PositionForm>,
 ) -> Response {
-    let position_ms = form.position_ms.min(POSITION_MS_MAX);
-    let duration_ms = form.duration_ms.map(|ms| ms.min(POSITION_MS_MAX));
-    let stored = context.change_podcasts(move |library| {
-        library.set_position(EpisodeId(id), position_ms, duration_ms, Timestamp::now())
-    });
+    let podcasts = &context.agent.podcasts;
+    let stored = podcasts.store_position(EpisodeId(id), form.position_ms, form.duration_ms);
     match stored.await {
         Ok(()) => StatusCode::NO_CONTENT.into_response(),
         Err(failure) => frame::problem(&context, &failure),

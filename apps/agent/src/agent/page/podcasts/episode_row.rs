@@ -13,7 +13,7 @@ pub(super) struct EpisodeRow {
     pub(super) channel: i64,
     pub(super) title: String,
     pub(super) channel_title: String,
-    /// Publication, length and size.
+    /// Season and number, publication, length and size.
     pub(super) figures: String,
     /// The state's class in the style.
     pub(super) state: &'static str,
@@ -56,11 +56,22 @@ fn state_of(episode: &EpisodeSummary) -> (&'static str, String) {
     }
 }
 
+/// Season and number of an episode, as far as the feed says them.
+fn numbers(episode: &EpisodeSummary) -> Option<String> {
+    match (episode.season, episode.number) {
+        (Some(season), Some(number)) => Some(format!("Season {season}, episode {number}")),
+        (Some(season), None) => Some(format!("Season {season}")),
+        (None, Some(number)) => Some(format!("Episode {number}")),
+        (None, None) => None,
+    }
+}
+
 impl EpisodeRow {
     /// The row of an episode.
     pub(super) fn of(episode: &EpisodeSummary, now: &Zoned) -> EpisodeRow {
         let published = episode.published.to_zoned(now.time_zone().clone());
-        let mut figures = vec![published.strftime("%-d %b %Y").to_string()];
+        let mut figures: Vec<String> = numbers(episode).into_iter().collect();
+        figures.push(published.strftime("%-d %b %Y").to_string());
         figures.extend(episode.duration_s.map(|s| clock(u64::from(s))));
         figures.extend(episode.bytes.filter(|bytes| *bytes > 0).map(human_bytes));
         let (state, state_text) = state_of(episode);

@@ -1,4 +1,4 @@
-//! The queue of podcasts as a time line: what is wanted, by when, and what is promised.
+//! The queue of podcasts as a time line: what is wanted, by when, and what is promised; and what is ready to be heard.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use jiff::{Timestamp, Zoned};
 use super::super::frame::{self, PageContext, PageFrame};
 use super::super::live;
 use super::super::transfer_card::TransferCard;
-use super::episode_row::problem_text;
+use super::episode_row::{EpisodeRow, problem_text};
 use super::library_access::frame_of;
 use crate::fetch::deadline_text::describe_deadline;
 use crate::fetch::outcome::TransferFailure;
@@ -33,6 +33,8 @@ struct PodcastQueuePage {
 struct PodcastQueueLive {
     base: Arc<str>,
     times: Vec<DeadlineGroup>,
+    /// Episodes that are whole and not played, in the order in which they will be heard.
+    ready: Vec<EpisodeRow>,
     problems: Vec<QueueEntry>,
 }
 
@@ -107,19 +109,23 @@ impl PodcastQueueLive {
         let now = Zoned::now();
         let at = now.clone();
         let read = context.read_podcasts(move |library| {
-            let of = |state| {
+            let of = |state, played| {
                 library.episodes(&EpisodeQuery {
                     state: Some(state),
+                    played,
                     limit: QUEUE_SHOWN_MAX,
                     ..EpisodeQuery::default()
                 })
             };
             // In the order of an episode's states: one that moves on while this reads is seen twice, never missed.
             let plan = library.planned_downloads(&at)?;
-            let downloading = of(EpisodeState::Downloading)?;
-            Ok((downloading, of(EpisodeState::Failed)?, plan))
+            let downloading = of(EpisodeState::Downloading, None)?;
+            let failed = of(EpisodeState::Failed, None)?;
+            let mut ready = of(EpisodeState::Ready, Some(false))?;
+            ready.sort_by_key(|episode| (episode.published, episode.id));
+            Ok((downloading, failed, ready, plan))
         });
-        let (downloading, failed, plan) = read.await?;
+        let (downloading, failed, ready, plan) = read.await?;
         let entry = |episode| QueueEntry::of_summary(context, episode, &now);
         let begun: HashSet<EpisodeId> = downloading.iter().chain(&failed).map(|e| e.id).collect();
         let planned = plan.start.iter().take(QUEUE_SHOWN_MAX as usize);
@@ -129,6 +135,9 @@ impl PodcastQueueLive {
         Ok(PodcastQueueLive {
             base: context.base.clone(),
             times: grouped(entries, &now),
+            ready: (ready.iter())
+                .map(|episode| EpisodeRow::of(episode, &now))
+                .collect(),
             problems: failed.iter().map(entry).collect(),
         })
     }
