@@ -445,6 +445,22 @@ impl RecvHalf {
         total
     }
 
+    /// Passes what arrived without a gap and is not read to `f`, from `offset` on, piece by piece.
+    pub(crate) fn visit_unread(&self, offset: u64, mut f: impl FnMut(u64, &[u8])) {
+        let (mut at, to) = (offset.max(self.read_to), self.contiguous());
+        while at < to {
+            let block = &self.blocks[(at / BLOCK_BYTES - self.first_block) as usize];
+            let start = (at % BLOCK_BYTES) as usize;
+            let holds = |piece: &&ReceivedPiece| (piece.start..piece.end()).contains(&start);
+            let piece = block.iter().find(holds);
+            let piece = piece.expect("received bytes have a piece");
+            let bytes = &piece.bytes[start - piece.start..];
+            let bytes = &bytes[..bytes.len().min((to - at) as usize)];
+            f(at, bytes);
+            at += bytes.len() as u64;
+        }
+    }
+
     /// Reads the next bytes as a chunk of their own, at most one block.
     pub(crate) fn read_chunk(&mut self, max: usize) -> Option<Bytes> {
         let at = (self.read_to % BLOCK_BYTES) as usize;

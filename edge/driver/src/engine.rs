@@ -224,6 +224,8 @@ impl DriverEngine {
         let now = clock::now();
         let mut inner = self.shared.inner.lock();
         let inner = &mut *inner;
+        // Before any ACK of it leaves.
+        inner.store_received();
         self.has_datagrams = inner.fill_datagrams();
         let stuck: Vec<(Transmit, Vec<u8>)> = inner
             .sockets
@@ -310,6 +312,15 @@ impl DriverEngine {
                     );
                 }
                 SessionEvent::SendFrom { flow, offset } => {
+                    wake(
+                        *flow,
+                        |e| {
+                            if let Some(w) = e.writer.take() {
+                                w.wake();
+                            }
+                        },
+                        inner,
+                    );
                     if let Some(drawn) = inner
                         .flows
                         .get_mut(&(session, *flow))
