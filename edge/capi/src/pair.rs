@@ -127,8 +127,12 @@ impl PairPort {
 /// The socket does not exist any more.
 pub(crate) async fn join(socket: Socket, a: u16) -> io::Result<tokio::net::TcpStream> {
     match socket.connect(&loopback(a)) {
-        Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => return Err(error),
-        _ => {}
+        Ok(()) => {}
+        Err(error) => match error.raw_os_error() {
+            // An agent that ended may have begun to connect it.
+            Some(libc::EINPROGRESS | libc::EALREADY | libc::EISCONN) => {}
+            _ => return Err(error),
+        },
     }
     let stream = tokio::net::TcpStream::from_std(socket.into())?;
     stream.writable().await?;

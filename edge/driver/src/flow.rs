@@ -598,7 +598,14 @@ impl Drop for Flow {
         let key = self.key();
         let id = self.id;
         let mut inner = self.shared.inner.lock();
-        inner.stored.remove(&key);
+        let Some(entry) = inner.flows.get_mut(&key) else {
+            inner.stored.remove(&key);
+            return;
+        };
+        if !entry.hibernated {
+            // What a flow receives that is left open is stored until the process ends.
+            inner.stored.remove(&key);
+        }
         let Some(entry) = inner.flows.get_mut(&key) else {
             return;
         };
