@@ -41,6 +41,8 @@ pub(crate) struct CarriedFlow {
     pub(crate) resent_from: Cell<Option<u64>>,
     /// The offset of the peer's direction below which another agent had received everything.
     pub(crate) stored_before: Cell<u64>,
+    /// How much of the program's the peer had when another agent ended.
+    sent_before: u64,
     /// Whether the next agent goes on with the flow.
     left: Cell<bool>,
     /// The number of acknowledged bytes when it was last read; a broken flow does not report it.
@@ -78,6 +80,7 @@ impl CarriedFlow {
             store: None,
             resent_from: Cell::new(None),
             stored_before: Cell::new(0),
+            sent_before: 0,
             left: Cell::new(false),
             acked: Cell::new(0),
             flow: RefCell::new(flow),
@@ -130,6 +133,7 @@ impl CarriedFlow {
             store: Some(store),
             resent_from: Cell::new(Some(resent_from)),
             stored_before: Cell::new(stored_before),
+            sent_before: resent_from,
             acked: Cell::new(resent_from),
             sent: Cell::new(counts.taken),
             received: Cell::new(counts.written),
@@ -148,6 +152,12 @@ impl CarriedFlow {
             sent_base: self.base,
             received_base: self.received_base,
         })
+    }
+
+    /// What another agent carried of the connection: for the program, and from it.
+    pub(crate) fn carried_before(&self) -> (u64, u64) {
+        let received = self.stored_before.get().saturating_sub(self.received_base);
+        (received, self.sent_before)
     }
 
     /// The offset in the peer's direction of the next byte for the program.

@@ -36,6 +36,8 @@ enum StoreField {
     ReceivedEnd,
     /// 1 once the peer has all of the program's direction with its end.
     SentEnd,
+    /// Bytes that metered links carried for the connection.
+    Paid,
     /// 1 once something could not be stored.
     Broken,
 }
@@ -251,6 +253,18 @@ impl ConnectionStore {
     /// Records that the program's socket has the flow's bytes below this offset.
     pub(crate) fn release_received(&self, to: u64) {
         self.free(&self.received_freed, RECEIVED_AT, to);
+    }
+
+    /// Bytes that metered links carried for the connection, as it was recorded last.
+    pub(crate) fn paid(&self) -> u64 {
+        self.field(StoreField::Paid)
+    }
+
+    /// Records how many bytes metered links have carried for the connection.
+    pub(crate) fn set_paid(&self, bytes: u64) {
+        if self.paid() != bytes {
+            self.set(StoreField::Paid, bytes);
+        }
     }
 
     /// Gives memory back, once it is enough.

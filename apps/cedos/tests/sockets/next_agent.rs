@@ -1,16 +1,19 @@
 //! Connections of programs that outlive the agent that carries them: it is killed or ends, and the next one goes on.
 
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use crate::streams::{Device, all_of, content};
+use crate::support::CProgram;
 use crate::told::Program;
 use cedos_lab_rig::PATIENCE;
 use cedos_lab_rig::program::{AgentProcess, pid_of};
 use cedos_lab_rig::wait::within;
 use nix::sys::signal::{Signal, kill};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
+use tokio::process::Command;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -162,6 +165,42 @@ async fn what_is_under_way_at_the_end_of_a_connection_arrives_by_the_next_agent(
     let (mut new, mut there) = device.connected(&[]).await;
     there.write_all(b"new").await.expect("it is taken");
     assert_eq!(new.ask("read 3").await, "read 3");
+}
+
+#[tokio::test]
+async fn both_directions_of_a_connection_to_another_program_go_on() {
+    const BYTES: usize = 3_000_000;
+    let mut device = Device::new().await;
+    // It says everything back, and accepts in its own process.
+    let echoes = CProgram::with_d2tp("echoes.c");
+    let mut command: Command = echoes.command().into();
+    let mut server = (command.env("XDG_CONFIG_HOME", device.home.path()))
+        .env("CEDOS_AGENT", "none")
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .expect("it runs");
+    let mut said = BufReader::new(server.stdout.take().expect("piped")).lines();
+    let address = within(said.next_line()).await.expect("text");
+    let mut program = device.program_to(&address.expect("an address"));
+    assert_eq!(program.hear().await, "connect 0");
+    // Nothing was ever said.
+    replaced(&mut device, Signal::SIGKILL).await;
+    let all = content(BYTES);
+    let (copy, source) = (path(&device, "copy"), file(&device, "source", &all));
+    let send = format!("file 0 {}", source.display());
+    assert_eq!(program.ask(&send).await, format!("file {BYTES}"));
+    replaced(&mut device, Signal::SIGKILL).await;
+    let half = BYTES / 2;
+    let read = format!("copy {half} {}", copy.display());
+    assert_eq!(program.ask(&read).await, format!("copy {half}"));
+    replaced(&mut device, Signal::SIGTERM).await;
+    assert_eq!(program.ask(&read).await, format!("copy {half}"));
+    assert!(is_same(&copy, &all), "not the same");
+    assert_eq!(program.ask("flush 30000").await, "flush 0");
+    assert_eq!(program.ask("end").await, "end 0");
+    assert_eq!(program.ask("read 1").await, "read 0");
+    program.leave().await;
 }
 
 #[tokio::test]

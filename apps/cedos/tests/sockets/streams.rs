@@ -62,6 +62,12 @@ impl Device {
         Program::start_among(&self.program, home, proxy, socket, &arguments, around)
     }
 
+    /// A program that connects to a D2TP server.
+    pub fn program_to(&self, server: &str) -> Program {
+        let (home, socket) = (self.home.path(), &self.agent.socket);
+        Program::start(&self.program, home, "", socket, &[server, ""])
+    }
+
     pub async fn accept(&self) -> TcpStream {
         let accepted = timeout(PATIENCE, self.origin.accept()).await;
         accepted.expect("in time").expect("a connection").0
