@@ -125,6 +125,7 @@ impl AgentCarrier {
             process: stream.peer_cred().ok().and_then(|peer| peer.pid()),
         };
         socket.attach(stream, reader);
+        socket.owner.set_continues(end.store.is_some());
         let token = call.keep.as_ref().map(|keep| keep.token);
         let kept = token.map_or(Ok(()), |token| self.kept_connections.keep(token, &socket));
         let fault = match kept {
@@ -180,6 +181,11 @@ impl AgentCarrier {
             Ok(socket) if socket.owner.wait_until_away().await => {
                 let reader = MessageReader::new(stream.clone());
                 socket.attach(stream, reader);
+                // Only the process that opened it has what the next agent needs.
+                socket.owner.set_continues(false);
+                if let Some(held) = &*socket.held.borrow() {
+                    held.forget_waiting();
+                }
                 socket.owner.enqueue(socket.reopened_message());
             }
             Ok(_) => {
@@ -366,7 +372,7 @@ impl AgentCarrier {
     /// Leaves connections to the next agent, and closes all others.
     pub async fn close(&self) {
         self.engine.handing_over.send_replace(true);
-        let is_held = |held: &Rc<CarriedFlow>| held.claim().is_some() && !held.is_orphan();
+        let is_held = |held: &Rc<CarriedFlow>| held.continues();
         let left = async {
             while self.engine.flows.borrow().values().any(is_held) {
                 tokio::task::yield_now().await;

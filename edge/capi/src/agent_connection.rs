@@ -117,6 +117,8 @@ pub(crate) struct AgentConnection {
     pub(crate) reader: Option<MessageReader>,
     /// What the next agent needs to go on with the connection, if it can.
     pub(crate) left: Option<Box<LeftConnection>>,
+    /// A copy of the program's descriptor for the next agent, if the connection can be opened again.
+    program: Rc<RefCell<Option<OwnedFd>>>,
 }
 
 async fn send_all(
@@ -162,6 +164,7 @@ impl AgentConnection {
             unsent: Rc::default(),
             reader: None,
             left: None,
+            program: Rc::default(),
         };
         connection.attach(stream, abilities);
         connection
@@ -212,7 +215,18 @@ impl AgentConnection {
             unsent: self.unsent.clone(),
             reader: None,
             left: None,
+            program: self.program.clone(),
         }
+    }
+
+    /// Keeps a copy of the program's descriptor for the next agent.
+    pub(crate) fn keep_program(&self, fd: OwnedFd) {
+        self.program.replace(Some(fd));
+    }
+
+    /// Another copy of the program's descriptor; none unless the connection can be opened again.
+    pub(crate) fn program(&self) -> Option<OwnedFd> {
+        self.program.borrow().as_ref()?.try_clone().ok()
     }
 
     /// Asks the agent to carry the connection over `fd`, whose other end is at port `from`.
@@ -283,6 +297,7 @@ impl AgentConnection {
 
     /// Tells the agent that the connection is not to be opened again.
     pub(crate) async fn release(&self) {
+        self.program.take();
         let sent = self.ask(AgentQuestion::Release);
         // If the agent does not answer, it keeps nothing.
         let _ = timeout(ANSWER_WITHIN, sent).await;

@@ -23,6 +23,7 @@ use crate::errno::SocketFault;
 use crate::identity;
 use crate::left_connection::{self, LeftConnection};
 use crate::options::{PersistMode, SocketOptions};
+use crate::pair;
 use crate::program_stream::break_off;
 use crate::reopen_token::ReopenToken;
 use crate::table;
@@ -73,15 +74,20 @@ pub(crate) async fn call(
         let Ok(end) = engine.port.detachable_end() else {
             return Ok(None);
         };
-        // The next agent would not have the descriptor of a connection that is opened again.
-        let may_be_left = abilities.resumes && call.keep.is_none();
-        if may_be_left && !left_connection::wait().is_zero() {
+        // The next agent needs the descriptor of a connection that can be opened again.
+        let program = call.keep.as_ref();
+        let program = program.map(|_| pair::copy_program_socket(call.fd, call.cookie));
+        let is_left = abilities.resumes && !left_connection::wait().is_zero();
+        if is_left && !matches!(program, Some(Err(_))) {
             let kept = || -> std::io::Result<(OwnedFd, OwnedFd, OwnedFd)> {
                 let store = ConnectionStore::create()?;
                 Ok((end.try_clone()?.into(), store.try_clone()?, store))
             };
             // Without descriptors it ends with the agent.
             if let Ok((end, store, passed)) = kept() {
+                if let Some(Ok(program)) = program {
+                    handed.keep_program(program);
+                }
                 handed.store(passed);
                 left = Some((end, store));
             }
@@ -138,6 +144,7 @@ pub(crate) async fn call(
             servers: servers.to_string(),
             target,
             key,
+            keep: call.keep.clone(),
             cookie: call.cookie,
             options: call.options.clone(),
         })

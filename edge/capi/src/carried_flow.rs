@@ -165,6 +165,18 @@ impl CarriedFlow {
         self.received_base + self.received.get()
     }
 
+    /// Whether its program goes on with the connection at the next agent.
+    pub(crate) fn continues(&self) -> bool {
+        self.owner().is_some_and(SocketOwner::continues) && self.claim().is_some()
+    }
+
+    /// Records that no process goes on with the connection at the next agent.
+    pub(crate) fn forget_waiting(&self) {
+        if let (Some(_), Some(session)) = (&self.store, &self.session) {
+            session.0.forget_waiting(self.flow.borrow().id());
+        }
+    }
+
     /// Leaves the flow open for the next agent.
     pub(crate) fn leave(&self) {
         self.flow.borrow().leave_open();

@@ -11,7 +11,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use d2tp_driver::{FlowIo as _, PublicKey, SecretKey, ServerList, SessionEvent};
+use d2tp_driver::{PublicKey, SecretKey, ServerList, SessionEvent};
 use d2tp_links::{ClassRules, Link, LinkMonitor};
 use tokio::sync::{OnceCell, broadcast, watch};
 
@@ -228,9 +228,7 @@ impl EngineState {
         let _ = held.status.last.set(last_info(held));
         held.status.over.store(true, Ordering::Relaxed);
         self.flows.borrow_mut().remove(&held.status.serial);
-        if let (Some(_), Some(session)) = (&held.store, &held.session) {
-            session.0.forget_waiting(held.flow.borrow().id());
-        }
+        held.forget_waiting();
     }
 
     /// Removes a flow that the next agent goes on with.

@@ -8,7 +8,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -19,8 +19,8 @@ use tokio::time::{Instant, timeout};
 use crate::agent_address::{self, ANSWER_WITHIN, socket_path};
 use crate::agent_connection::{AgentAbilities, AgentConnection};
 use crate::agent_message::{
-    AgentCall, ConnectionClaim, MessageFromAgent, MessageReader, MessageToAgent, VERSION,
-    send_message,
+    AgentCall, ConnectionClaim, MessageFromAgent, MessageReader, MessageToAgent, ReopenClaim,
+    ReopenOptions, VERSION, send_message,
 };
 use crate::errno::SocketFault;
 use crate::identity;
@@ -55,6 +55,8 @@ pub(crate) struct LeftConnection {
     pub(crate) target: Option<String>,
     /// The path of the device's key file.
     pub(crate) key: PathBuf,
+    /// Options of a connection that can be opened again.
+    pub(crate) keep: Option<ReopenOptions>,
     /// The cookie of the program's socket in the table, and the options that hold where it is there no more.
     pub(crate) cookie: u64,
     pub(crate) options: SocketOptions,
@@ -71,7 +73,7 @@ impl LeftConnection {
     pub(crate) async fn resume(&self, handed: &mut AgentConnection) -> Result<(), SocketFault> {
         let (wait, began) = (wait(), Instant::now());
         while began.elapsed() < wait {
-            if let Some((stream, reader, abilities)) = self.call().await {
+            if let Some((stream, reader, abilities)) = self.call(handed.program()).await {
                 let fds = self.descriptors();
                 let (store, end) = fds.map_err(|e| SocketFault::new(libc::ECONNRESET, e))?;
                 handed.resume((stream, reader), abilities, (self.from, store, end));
@@ -92,8 +94,14 @@ impl LeftConnection {
     }
 
     /// Asks an agent to go on with the connection; none if no agent answers that can.
-    async fn call(&self) -> Option<NextAgent> {
-        let stream = agent_address::connect(&socket_path()?).await?;
+    async fn call(&self, program: Option<OwnedFd>) -> Option<NextAgent> {
+        let at = socket_path()?;
+        // A connection that was released meanwhile is not opened again.
+        let keep = self.keep.clone().zip(program);
+        if let Some((keep, program)) = &keep {
+            deposit(&at, keep, program.try_clone().ok()?).await?;
+        }
+        let stream = agent_address::connect(&at).await?;
         let latest = table::change(self.cookie, |socket| socket.options.clone());
         let call = AgentCall {
             version: VERSION,
@@ -101,7 +109,7 @@ impl LeftConnection {
             target: self.target.clone(),
             key: self.key.clone(),
             options: latest.as_ref().unwrap_or(&self.options).into(),
-            keep: None,
+            keep: keep.map(|(keep, _)| keep),
             datagrams: false,
             resumes: Some(self.claim.clone()),
         };
@@ -138,5 +146,26 @@ impl LeftConnection {
             return;
         };
         InstanceLease::forget_record(key.public(), server.key, self.claim.instance);
+    }
+}
+
+/// Leaves a copy of the program's descriptor with the next agent, as it was left with the one before; none if that does not
+/// take it.
+async fn deposit(at: &Path, keep: &ReopenOptions, program: OwnedFd) -> Option<()> {
+    let stream = agent_address::connect(at).await?;
+    let mut reader = MessageReader::new(stream.clone());
+    let claim = MessageToAgent::Keep(ReopenClaim::to(keep.token));
+    let left = async {
+        send_message(&stream, &claim, None).await?;
+        let taken = reader.next::<MessageFromAgent>().await?;
+        if !matches!(taken, Some(MessageFromAgent::Taken { ok: true, .. })) {
+            return Ok(None);
+        }
+        send_message(&stream, &MessageToAgent::Left, Some(program)).await?;
+        reader.next::<MessageFromAgent>().await
+    };
+    match timeout(ANSWER_WITHIN, left).await {
+        Ok(io::Result::Ok(Some(MessageFromAgent::Open { .. }))) => Some(()),
+        _ => None,
     }
 }

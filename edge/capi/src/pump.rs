@@ -21,7 +21,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use d2tp_driver::FlowIo as _;
+use d2tp_driver::{FlowEnd, FlowIo as _};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 
@@ -152,8 +152,7 @@ async fn until_handed_over(engine: &EngineState, held: &CarriedFlow) {
     let mut handing_over = engine.handing_over.subscribe();
     // The sender is a field of the engine, so it exists.
     let _ = handing_over.wait_for(|now| *now).await;
-    let is_carried_on = held.store.is_some() && held.claim().is_some() && !held.is_orphan();
-    if !is_carried_on {
+    if !held.continues() {
         std::future::pending().await
     }
 }
@@ -166,7 +165,10 @@ async fn note_sent_end(held: &CarriedFlow) -> Infallible {
         tokio::time::sleep(look).await;
         look = (2 * look).min(DELIVERED_LOOK);
     }
-    if let Some(store) = &held.store {
+    let end = held.flow.borrow().end();
+    if let Some(store) = &held.store
+        && matches!(end, None | Some(FlowEnd::Complete))
+    {
         store.sent_end();
     }
     std::future::pending().await

@@ -98,7 +98,11 @@ impl InstanceLease {
         }
     }
 
-    fn take_record_in(
+    /// Leases an instance again like [`InstanceLease::take_record`], in this folder.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn take_record_in(
         dir: &Path,
         device: PublicKey,
         server: PublicKey,
@@ -176,6 +180,11 @@ impl InstanceLease {
             path,
             _lock: file,
         })
+    }
+
+    /// The number of the instance.
+    pub fn number(&self) -> u64 {
+        self.number
     }
 
     /// How often the instance was leased before.

@@ -18,7 +18,7 @@ use crate::driver_core::DriverCore;
 pub trait ReceivedStore: Send + Sync {
     /// Keeps bytes from this offset of the flow on. Offsets ascend without a gap.
     fn keep(&self, offset: u64, bytes: &[u8]);
-    /// Records that everything below `offset` is kept, and whether the peer's direction ends there.
+    /// Records that everything below `offset` is kept, or was read before, and whether the peer's direction ends there.
     fn commit(&self, offset: u64, is_end: bool);
 }
 
@@ -35,6 +35,8 @@ pub(crate) struct StoredFlow {
 impl StoredFlow {
     /// A store that is to begin at this offset.
     pub(crate) fn new(store: Arc<dyn ReceivedStore>, from: u64) -> StoredFlow {
+        // The application has what is below.
+        store.commit(from, false);
         StoredFlow {
             store,
             kept_to: from,

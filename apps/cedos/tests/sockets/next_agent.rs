@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 use crate::streams::{Device, all_of, content};
 use crate::support::CProgram;
 use crate::told::Program;
-use cedos_lab_rig::PATIENCE;
-use cedos_lab_rig::program::{AgentProcess, pid_of};
+use cedos_lab_rig::namespace::{in_namespace, sh};
+use cedos_lab_rig::program::{AgentProcess, ProxyProcess, cedos, ended, pid_of};
 use cedos_lab_rig::wait::within;
+use cedos_lab_rig::{PATIENCE, this_test};
 use nix::sys::signal::{Signal, kill};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -91,7 +92,9 @@ async fn go_on(signal: Signal) {
     writer.tell(&format!("file 0 {}", source.display())).await;
     for _ in 0..3 {
         tokio::time::sleep(Duration::from_millis(700)).await;
-        assert!(!giving.is_finished() && !taking.is_finished());
+        if giving.is_finished() || taking.is_finished() {
+            panic!("{}; {}", reader.hear().await, writer.hear().await);
+        }
         let without = replaced(&mut device, signal).await;
         eprintln!("without an agent for {without:?}");
     }
@@ -237,6 +240,78 @@ async fn many_connections_go_on_and_those_of_programs_that_died_meanwhile_do_not
     within(there.read_exact(&mut [0; 5]))
         .await
         .expect("it comes");
+}
+
+#[tokio::test]
+async fn a_connection_that_can_be_opened_again_goes_on_and_is_opened_again_by_its_token() {
+    let mut device = Device::new().await;
+    let (mut program, mut there) = device.connected(&["open"]).await;
+    let token = device.token(&mut program).await;
+    there.write_all(b"first").await.expect("it is taken");
+    replaced(&mut device, Signal::SIGKILL).await;
+    there.write_all(b"then").await.expect("it is taken");
+    assert_eq!(program.ask("read 9").await, "read 9");
+    assert_eq!(device.token(&mut program).await, token);
+    replaced(&mut device, Signal::SIGTERM).await;
+    there.write_all(b"again").await.expect("it is taken");
+    assert_eq!(program.ask("read 2").await, "read 2");
+    kill(pid_of(&program.child), Signal::SIGKILL).expect("send");
+    within(program.child.wait()).await.expect("it ends");
+    let (mut second, said) = device.reopen(&token).await;
+    assert_eq!(said, "reopen 0");
+    assert_eq!(second.ask("read 3").await, "read 3");
+    assert_eq!(second.ask("write 4").await, "write 4");
+    assert_eq!(second.ask("close").await, "close 0");
+    assert_eq!(all_of(there).await.expect("an end"), 4);
+    // One that was closed while there was no agent stays closed.
+    let (mut program, there) = device.connected(&["open"]).await;
+    let token = device.token(&mut program).await;
+    kill(pid_of(&device.agent.child), Signal::SIGKILL).expect("send");
+    within(device.agent.child.wait()).await.expect("it ends");
+    std::fs::remove_file(&device.agent.socket).expect("what it left");
+    program.tell("close").await;
+    device.agent = AgentProcess::start(device.home.path()).await;
+    assert_eq!(program.hear().await, "close 0");
+    assert_eq!(all_of(there).await.expect("an end"), 0);
+    assert_eq!(device.reopen(&token).await.1, "reopen ENOENT");
+}
+
+/// The session is `cedos run`'s own: the agent only decides what metered links carry.
+#[test]
+fn a_download_under_cedos_run_goes_on_without_the_agent_and_with_the_next_one() {
+    in_namespace(this_test!(), || async {
+        // What is on loopback it does not carry.
+        sh("ip addr add 192.0.2.1/32 dev lo");
+        let home = tempfile::tempdir().expect("a directory");
+        let proxy = ProxyProcess::start(home.path(), "127.0.0.1:0", &[]).await;
+        let mut agent = AgentProcess::start(home.path()).await;
+        let origin = TcpListener::bind("192.0.2.1:0").await.expect("a port");
+        let at = origin.local_addr().expect("an address");
+        let copy = home.path().join("copy");
+        let mut command = cedos(home.path(), &["run", "--", "curl", "-sSo"]);
+        command.arg(&copy).arg(format!("http://{at}/"));
+        command.env("CEDOS_AGENT", &agent.socket);
+        let program = command.env("CEDOS_PROX", &proxy.address).spawn();
+        let program = program.expect("it runs");
+        let mut there = within(origin.accept()).await.expect("a connection").0;
+        let all = content(BYTES / 2);
+        let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", all.len());
+        there.write_all(head.as_bytes()).await.expect("it is taken");
+        let giving = gives(there, all.clone());
+        for _ in 0..2 {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            assert!(!giving.is_finished());
+            let socket = agent.socket.clone();
+            agent.kill().await;
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            std::fs::remove_file(socket).expect("what it left");
+            agent = AgentProcess::start(home.path()).await;
+        }
+        let run = timeout(PATIENCE, ended(program)).await.expect("in time");
+        assert_eq!(run.code, 0, "{}", run.errors);
+        assert!(is_same(&copy, &all), "not the same");
+        drop(timeout(PATIENCE, giving).await.expect("in time"));
+    });
 }
 
 #[tokio::test]

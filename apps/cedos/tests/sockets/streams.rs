@@ -315,7 +315,7 @@ async fn without_an_agent_that_understands_the_programs_own_engine_carries() {
 
 impl Device {
     /// The token of a connection, in hexadecimal.
-    async fn token(&self, program: &mut Program) -> String {
+    pub async fn token(&self, program: &mut Program) -> String {
         let said = program.ask("token").await;
         let token = said
             .strip_prefix("token ")
@@ -326,7 +326,7 @@ impl Device {
     }
 
     /// What another program hears that opens a connection again.
-    async fn reopen(&self, token: &str) -> (Program, String) {
+    pub async fn reopen(&self, token: &str) -> (Program, String) {
         let mut program = self.program(&[token]);
         let said = program.hear().await;
         (program, said)
