@@ -118,7 +118,7 @@ impl AgentCarrier {
         let Some(end) = reader.take_descriptor() else {
             return;
         };
-        let end = ProgramEnd {
+        let end = PassedSocket {
             socket: end.into(),
             from,
             store: store.map(|store| Arc::new(ConnectionStore::open(store))),
@@ -222,7 +222,7 @@ impl AgentCarrier {
         &self,
         socket: &Rc<AgentSocket>,
         call: &AgentCall,
-        end: ProgramEnd,
+        end: PassedSocket,
     ) -> Option<SocketFault> {
         let conn_status = ConnectionStatus::new();
         let opened = async {
@@ -298,7 +298,7 @@ impl AgentCarrier {
         &self,
         call: &AgentCall,
         claim: &ConnectionClaim,
-        end: &ProgramEnd,
+        end: &PassedSocket,
         (conn_status, owner): (Arc<ConnectionStatus>, &SocketOwner),
         latest: impl Fn() -> Option<SocketOptions>,
     ) -> Result<CarriedFlow, SocketFault> {
@@ -310,16 +310,9 @@ impl AgentCarrier {
         };
         let counts = counts.map_err(|error| SocketFault::new(libc::ECONNRESET, error))?;
         let recovery = &self.session_recovery;
+        let (stored, owned) = ((store, counts), (conn_status, owner));
         recovery
-            .resume(
-                &self.engine,
-                call,
-                claim,
-                store,
-                counts,
-                (conn_status, owner),
-                latest,
-            )
+            .resume(&self.engine, call, claim, stored, owned, latest)
             .await
     }
 
@@ -386,7 +379,7 @@ impl AgentCarrier {
 }
 
 /// The engine's end of a program's socket, as the program's process passed it.
-struct ProgramEnd {
+struct PassedSocket {
     socket: Socket,
     /// The port at which the program's socket waits.
     from: u16,
@@ -395,7 +388,7 @@ struct ProgramEnd {
     process: Option<libc::pid_t>,
 }
 
-impl ProgramEnd {
+impl PassedSocket {
     /// Connects the program's socket, unless another agent has done that.
     async fn join(self) -> std::io::Result<TcpStream> {
         let Some(store) = self.store else {

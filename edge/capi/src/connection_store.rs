@@ -472,9 +472,8 @@ mod tests {
             text[2 << 20..][..9]
         );
         let used = || {
-            let mut about: libc::stat = unsafe { std::mem::zeroed() };
-            unsafe { libc::fstat(store.file.as_raw_fd(), &raw mut about) };
-            about.st_blocks * 512
+            use std::os::unix::fs::MetadataExt as _;
+            store.file.metadata().expect("it is open").blocks() * 512
         };
         assert!(used() < 3 << 19, "{}", used());
         store.keep(1000, b"arrived");

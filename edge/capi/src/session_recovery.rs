@@ -80,8 +80,7 @@ impl SessionRecovery {
         engine: &Rc<EngineState>,
         call: &AgentCall,
         claim: &ConnectionClaim,
-        store: Arc<ConnectionStore>,
-        counts: KernelCounts,
+        (store, counts): (Arc<ConnectionStore>, KernelCounts),
         (conn_status, owner): (Arc<ConnectionStatus>, &SocketOwner),
         latest: impl Fn() -> Option<SocketOptions>,
     ) -> Result<CarriedFlow, SocketFault> {

@@ -387,6 +387,8 @@ impl DriverShared {
     /// Ends the task. The caller closes sessions first.
     pub(crate) fn stop(&self) {
         let mut inner = self.inner.lock();
+        // The last turn acknowledges nothing else: the next process may read the store from here on.
+        inner.store_received();
         inner.stopped = true;
         if let Some(waker) = inner.acceptor.take() {
             waker.wake();

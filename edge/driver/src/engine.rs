@@ -81,7 +81,7 @@ impl DriverEngine {
     fn receive(&mut self, cx: &mut Context<'_>) -> bool {
         let (sockets, is_late): (Vec<(LinkId, Arc<LinkSocket>, bool)>, bool) = {
             let inner = self.shared.inner.lock();
-            if inner.is_deaf {
+            if inner.is_deaf || inner.stopped {
                 return false;
             }
             let sockets = inner.sockets.iter();
@@ -113,6 +113,9 @@ impl DriverEngine {
                         any = true;
                         let now = clock::now();
                         let mut inner = self.shared.inner.lock();
+                        if inner.stopped {
+                            break;
+                        }
                         // R-STREAM-5: an address that identifies a stream or a relay is proved; a
                         // datagram from there is forged.
                         let runs = self.batch.received();

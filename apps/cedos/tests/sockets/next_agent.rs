@@ -29,7 +29,7 @@ fn gives(mut there: TcpStream, bytes: Vec<u8>) -> JoinHandle<TcpStream> {
     tokio::spawn(async move {
         for piece in bytes.chunks(PIECE) {
             there.write_all(piece).await.expect("it is taken");
-            tokio::time::sleep(PACE).await;
+            tokio::time::sleep(PACE).await; // sleep: the pace of the origin
         }
         there.shutdown().await.expect("it is taken");
         there
@@ -45,6 +45,7 @@ fn takes(mut there: TcpStream) -> JoinHandle<Vec<u8>> {
                 0 => return all,
                 more => all.extend(&piece[..more]),
             }
+            // sleep: the pace of the origin
             tokio::time::sleep(PACE * piece.len() as u32 / PIECE as u32).await;
         }
     })
@@ -91,6 +92,7 @@ async fn go_on(signal: Signal) {
         .await;
     writer.tell(&format!("file 0 {}", source.display())).await;
     for _ in 0..3 {
+        // sleep: so that much moves with each agent
         tokio::time::sleep(Duration::from_millis(700)).await;
         if giving.is_finished() || taking.is_finished() {
             panic!("{}; {}", reader.hear().await, writer.hear().await);
@@ -144,6 +146,7 @@ async fn what_is_under_way_at_the_end_of_a_connection_arrives_by_the_next_agent(
     let (mut rests, mut partner) = device.connected(&[]).await;
     partner.write_all(b"hello").await.expect("it is taken");
     assert_eq!(rests.ask("read 5").await, "read 5");
+    // sleep: so that what is written is under way
     tokio::time::sleep(Duration::from_millis(500)).await;
     replaced(&mut device, Signal::SIGKILL).await;
     let copy = path(&device, "copy");
@@ -299,10 +302,12 @@ fn a_download_under_cedos_run_goes_on_without_the_agent_and_with_the_next_one() 
         there.write_all(head.as_bytes()).await.expect("it is taken");
         let giving = gives(there, all.clone());
         for _ in 0..2 {
+            // sleep: so that much moves with each agent
             tokio::time::sleep(Duration::from_millis(500)).await;
             assert!(!giving.is_finished());
             let socket = agent.socket.clone();
             agent.kill().await;
+            // sleep: a while without an agent
             tokio::time::sleep(Duration::from_millis(300)).await;
             std::fs::remove_file(socket).expect("what it left");
             agent = AgentProcess::start(home.path()).await;
