@@ -303,7 +303,9 @@ pub async fn run(
                 serving.abort();
                 line.close().await;
             }
-            tokio::join!(agent.end(), carrier.close());
+            tokio::join!(agent.end(), carrier.flush());
+            // As late as possible: until the next agent begins, connections that it goes on with wait.
+            carrier.close().await;
             anyhow::Ok(())
         })
         .await?;

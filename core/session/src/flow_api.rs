@@ -249,11 +249,36 @@ impl Session {
         })
     }
 
+    /// The offset of the next byte that the application reads.
+    pub fn read_offset(&self, id: FlowId) -> Option<u64> {
+        Some(self.flows.get(id)?.recv.read_to())
+    }
+
+    /// Up to which offset the peer's direction arrived without a gap, and whether it ends there.
+    pub fn arrived_to(&self, id: FlowId) -> Option<(u64, bool)> {
+        let recv = &self.flows.get(id)?.recv;
+        let to = recv.contiguous();
+        Some((to, recv.final_size() == Some(to)))
+    }
+
+    /// Passes what arrived without a gap and is not read to `f`, from `offset` on, piece by piece, with the offset of each.
+    /// The bytes stay unread.
+    pub fn visit_unread(&self, id: FlowId, offset: u64, f: impl FnMut(u64, &[u8])) {
+        if let Some(flow) = self.flows.get(id) {
+            flow.recv.visit_unread(offset, f);
+        }
+    }
+
     /// Whether a flow was restored from a record and its peer has not said yet from which offset it goes on.
     pub fn awaits_claim(&self, id: FlowId) -> bool {
         self.flows
             .get(id)
             .is_some_and(|f| f.unclaimed || f.rewinding)
+    }
+
+    /// Whether the application does not know yet from which offset to write, because the event of that waits to be taken.
+    pub fn awaits_offset(&self, id: FlowId) -> bool {
+        self.flows.get(id).is_some_and(|f| f.rewinding)
     }
 
     /// Reads the next bytes, at most `max` of them.

@@ -140,8 +140,8 @@ pub use relay::{
     UNANSWERED_MAX, relayed_id, unwrap_relayed, wrap_relayed,
 };
 pub use relay_client::{CALLS_MAX, InterceptedDatagram, RelayClient};
-pub use repair_datagrams::RepairOffer;
 pub use rendezvous::{ADDRESSES_MAX, LINE_BYTES_MAX, PUNCH_BYTES, Rendezvous, RendezvousReach};
+pub use repair_datagrams::RepairOffer;
 pub use reserved_address::is_reserved_address;
 pub use serial_path::SerialPathId;
 pub use session::{FlowError, PathStats, ReadOutcome, Session};

@@ -83,6 +83,8 @@ pub(crate) struct RecvHalf {
     reset_size: Option<u64>,
     pub(crate) stopped: Option<u64>,
     end_read: bool,
+    /// Whether the peer may have been given more credit before a crash than the record tells.
+    is_restored: bool,
     duplicate: u64,
 }
 
@@ -139,6 +141,7 @@ impl RecvHalf {
             reset_size: None,
             stopped: None,
             end_read: false,
+            is_restored: false,
             duplicate: 0,
         };
         half.recharge();
@@ -162,7 +165,14 @@ impl RecvHalf {
         half.advertised_credit = 0;
         half.final_size = final_size;
         half.end_read = end_read;
+        half.is_restored = true;
         half
+    }
+
+    /// Gives the peer as much credit as it had at most before a crash, after which everything was kept that was read: it
+    /// may be sending by that.
+    pub(crate) fn renew_credit(&mut self) {
+        self.credit = self.credit.max(self.read_to + self.windows.max);
     }
 
     /// The most gaps to keep: as many as a window of full-size packets has if every second one is
@@ -247,6 +257,13 @@ impl RecvHalf {
                 flow,
                 was: size,
                 now: end,
+            });
+        }
+        if end > self.credit && self.is_restored {
+            // By credit from before a crash. It is sent again when there is credit now.
+            return Ok(ReceivedChange {
+                unkept: true,
+                ..ReceivedChange::default()
             });
         }
         if end > self.credit {
@@ -445,6 +462,22 @@ impl RecvHalf {
         total
     }
 
+    /// Passes what arrived without a gap and is not read to `f`, from `offset` on, piece by piece.
+    pub(crate) fn visit_unread(&self, offset: u64, mut f: impl FnMut(u64, &[u8])) {
+        let (mut at, to) = (offset.max(self.read_to), self.contiguous());
+        while at < to {
+            let block = &self.blocks[(at / BLOCK_BYTES - self.first_block) as usize];
+            let start = (at % BLOCK_BYTES) as usize;
+            let holds = |piece: &&ReceivedPiece| (piece.start..piece.end()).contains(&start);
+            let piece = block.iter().find(holds);
+            let piece = piece.expect("received bytes have a piece");
+            let bytes = &piece.bytes[start - piece.start..];
+            let bytes = &bytes[..bytes.len().min((to - at) as usize)];
+            f(at, bytes);
+            at += bytes.len() as u64;
+        }
+    }
+
     /// Reads the next bytes as a chunk of their own, at most one block.
     pub(crate) fn read_chunk(&mut self, max: usize) -> Option<Bytes> {
         let at = (self.read_to % BLOCK_BYTES) as usize;
@@ -638,6 +671,47 @@ mod tests {
 
     fn half(window: u64) -> RecvHalf {
         RecvHalf::new(fixed(window), MemoryCharge::default())
+    }
+
+    proptest! {
+        /// Whatever arrived, and however much of it was read: what is visited is what is read then.
+        #[test]
+        fn what_is_visited_is_what_is_read_next(
+            pieces in proptest::collection::vec((0u64..60_000, 1u64..9_000), 1..60),
+            read in 0usize..40_000, skip in 0u64..30_000) {
+            let byte = |at: u64| (at.wrapping_mul(31) >> 3) as u8;
+            let mut half = half(1 << 20);
+            for (at, len) in pieces {
+                let data: Vec<u8> = (at..at + len).map(byte).collect();
+                half.on_data(FLOW, at, &data, false).unwrap();
+            }
+            half.read(&mut vec![0; read]);
+            let from = half.read_to() + skip;
+            let mut at = from;
+            half.visit_unread(from, |offset, bytes| {
+                assert_eq!(offset, at);
+                assert!(bytes.iter().zip(at..).all(|(found, at)| *found == byte(at)));
+                at += bytes.len() as u64;
+            });
+            prop_assert_eq!(at, half.contiguous().max(from));
+        }
+    }
+
+    #[test]
+    fn a_peer_that_sends_by_credit_from_before_a_crash_breaks_no_rule() {
+        let windows = FlowWindows {
+            first: 100,
+            max: 1000,
+        };
+        let charge = MemoryCharge::default;
+        let mut half = RecvHalf::restored(windows, charge(), 500, None, false);
+        let beyond = half.on_data(FLOW, 590, &[0; 20], false).unwrap();
+        assert!(beyond.unkept && beyond.advanced == 0);
+        half.renew_credit();
+        assert!(!half.on_data(FLOW, 590, &[0; 20], false).unwrap().unkept);
+        assert_eq!(half.take_credit(), 1500);
+        let mut new = RecvHalf::new(windows, charge());
+        assert!(new.on_data(FLOW, 90, &[0; 20], false).is_err());
     }
 
     #[test]

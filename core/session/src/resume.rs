@@ -131,13 +131,16 @@ impl Session {
                 r.options.durable,
                 account.charge(),
             );
-            let recv = RecvHalf::restored(
+            let mut recv = RecvHalf::restored(
                 self.config.flow_windows(),
                 account.charge(),
                 r.received_to,
                 r.receive_end,
                 r.receive_complete,
             );
+            if self.role == Role::Initiator {
+                recv.renew_credit();
+            }
             let mut options = r.options;
             options.deadline = r.deadline_left.map(|left| now + left);
             let mut flow = SessionFlow::new(r.id, options, send, recv);

@@ -7,23 +7,27 @@
 //! process that owns the socket.
 
 use std::cell::Cell;
-use std::os::fd::OwnedFd;
+use std::os::fd::AsRawFd as _;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use d2tp_links::Link;
-use tokio::net::UnixStream;
+use socket2::Socket;
+use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
 pub use crate::agent_message::{AgentCall, ReopenClaim, VERSION};
-use crate::agent_message::{MessageFromAgent, MessageReader, MessageToAgent, send_message};
+use crate::agent_message::{
+    ConnectionClaim, MessageFromAgent, MessageReader, MessageToAgent, send_message,
+};
 use crate::agent_socket::AgentSocket;
 use crate::carried_flow::CarriedFlow;
 use crate::connect;
 use crate::connect_call::ConnectTarget;
 use crate::connection_status::ConnectionStatus;
+use crate::connection_store::{ConnectionStore, KernelCounts};
 use crate::datagrams;
 use crate::engine_state::EngineState;
 use crate::errno::SocketFault;
@@ -31,6 +35,8 @@ use crate::kept_connections::{KeptConnections, LEFT_FOR};
 use crate::options::SocketOptions;
 use crate::pair::{self, PairPort};
 use crate::pump;
+use crate::session_recovery::SessionRecovery;
+use crate::socket_owner::SocketOwner;
 pub use crate::socket_scheduler::{SchedulerClient, SocketScheduler};
 
 /// The most sockets that an agent carries at once; processes carry further ones themselves. Each
@@ -48,6 +54,7 @@ pub struct AgentCarrier {
     engine: Rc<EngineState>,
     sockets: Cell<usize>,
     kept_connections: KeptConnections,
+    session_recovery: SessionRecovery,
 }
 
 impl AgentCarrier {
@@ -68,6 +75,7 @@ impl AgentCarrier {
             )),
             sockets: Cell::new(0),
             kept_connections: KeptConnections::default(),
+            session_recovery: SessionRecovery::default(),
         })
     }
 
@@ -99,22 +107,37 @@ impl AgentCarrier {
             }
             return socket.end().await;
         }
-        let Ok(Some(MessageToAgent::Carry { from })) = reader.next().await else {
-            return;
+        let mut store = None;
+        let from = loop {
+            match reader.next().await {
+                Ok(Some(MessageToAgent::Store)) => store = reader.take_descriptor(),
+                Ok(Some(MessageToAgent::Carry { from })) => break from,
+                _ => return,
+            }
         };
         let Some(end) = reader.take_descriptor() else {
             return;
         };
+        let end = PassedSocket {
+            socket: end.into(),
+            from,
+            store: store.map(|store| Arc::new(ConnectionStore::open(store))),
+            process: stream.peer_cred().ok().and_then(|peer| peer.pid()),
+        };
         socket.attach(stream, reader);
+        socket.owner.set_continues(end.store.is_some());
         let token = call.keep.as_ref().map(|keep| keep.token);
         let kept = token.map_or(Ok(()), |token| self.kept_connections.keep(token, &socket));
         let fault = match kept {
-            Ok(()) => self.make(&socket, &call, end, from).await,
+            Ok(()) => self.make(&socket, &call, end).await,
             Err(fault) => {
                 socket.owner.enqueue(MessageFromAgent::fault(&fault));
                 None
             }
         };
+        if socket.is_left() {
+            return socket.leave();
+        }
         if let Some(token) = token {
             let nobody_has_it = socket.owner.away_since().is_some();
             self.kept_connections
@@ -136,10 +159,10 @@ impl AgentCarrier {
             return;
         };
         let said = match self.kept_connections.deposit(claim.token, fd) {
-            Ok(()) => MessageFromAgent::Open,
+            Ok(()) => MessageFromAgent::Open { claim: None },
             Err(fault) => MessageFromAgent::fault(&fault),
         };
-        let is_left = matches!(said, MessageFromAgent::Open);
+        let is_left = matches!(said, MessageFromAgent::Open { .. });
         let _ = send_message(&stream, &said, None).await;
         if !is_left {
             return;
@@ -158,6 +181,11 @@ impl AgentCarrier {
             Ok(socket) if socket.owner.wait_until_away().await => {
                 let reader = MessageReader::new(stream.clone());
                 socket.attach(stream, reader);
+                // Only the process that opened it has what the next agent needs.
+                socket.owner.set_continues(false);
+                if let Some(held) = &*socket.held.borrow() {
+                    held.forget_waiting();
+                }
                 socket.owner.enqueue(socket.reopened_message());
             }
             Ok(_) => {
@@ -181,21 +209,35 @@ impl AgentCarrier {
             socket.owner.descriptor().ok_or_else(none)
         });
         let _ = match fd {
-            Ok(fd) => send_message(&stream, &MessageFromAgent::Open, Some(fd)).await,
+            Ok(fd) => {
+                let open = MessageFromAgent::Open { claim: None };
+                send_message(&stream, &open, Some(fd)).await
+            }
             Err(fault) => send_message(&stream, &MessageFromAgent::fault(&fault), None).await,
         };
     }
 
-    /// Opens a connection and carries it; returns why it broke.
+    /// Opens a connection or goes on with it, and carries it; returns why it broke.
     async fn make(
         &self,
         socket: &Rc<AgentSocket>,
         call: &AgentCall,
-        end: OwnedFd,
-        from: u16,
+        end: PassedSocket,
     ) -> Option<SocketFault> {
         let conn_status = ConnectionStatus::new();
         let opened = async {
+            if let Some(claim) = &call.resumes {
+                let latest = || socket.options.borrow().clone();
+                return self
+                    .resume(
+                        call,
+                        claim,
+                        &end,
+                        (conn_status.clone(), &socket.owner),
+                        latest,
+                    )
+                    .await;
+            }
             let options = SocketOptions::try_from(&call.options)?;
             let servers = call.server.parse();
             let connect_target = ConnectTarget {
@@ -220,23 +262,58 @@ impl AgentCarrier {
             () = socket.owner.gone() => return None,
         };
         let held = match opened {
-            Ok(held) => self.engine.register(held.owned_by(socket.owner.clone())),
+            Ok(held) => {
+                let held = held.owned_by(socket.owner.clone());
+                self.engine.register(match &end.store {
+                    Some(store) if call.resumes.is_none() => held.stored_in(store.clone()),
+                    _ => held,
+                })
+            }
             Err(fault) => {
                 socket.owner.enqueue(MessageFromAgent::fault(&fault));
                 return Some(fault);
             }
         };
+        let claim = held.claim();
+        if let (Some(claim), Some(session)) = (&claim, &held.session) {
+            session
+                .0
+                .wait_for(claim.flow, end.process.unwrap_or(0) as u32);
+        }
         // From here on changed options of the program apply to the flow.
         socket.held.borrow_mut().replace(held.clone());
         // The message is sent first, so that the program's library never repeats a connection that
         // was made for one that waits.
-        socket.owner.send(MessageFromAgent::Open).await;
+        socket.owner.send(MessageFromAgent::Open { claim }).await;
         // Otherwise the program has closed its socket, and the flow is closed as well.
-        match pair::join(end.into(), from).await {
+        match end.join().await {
             Ok(stream) => pump::run(self.engine.clone(), held, stream).await,
             Err(_) => self.engine.unregister(&held),
         }
         conn_status.fault.get().cloned()
+    }
+
+    /// Goes on with a connection that another agent carried.
+    async fn resume(
+        &self,
+        call: &AgentCall,
+        claim: &ConnectionClaim,
+        end: &PassedSocket,
+        (conn_status, owner): (Arc<ConnectionStatus>, &SocketOwner),
+        latest: impl Fn() -> Option<SocketOptions>,
+    ) -> Result<CarriedFlow, SocketFault> {
+        let store = (end.store.clone())
+            .ok_or_else(|| SocketFault::new(libc::EINVAL, "a claim without its store"))?;
+        let counts = match store.is_joined() {
+            true => store.resume(end.socket.as_raw_fd()),
+            false => Ok(KernelCounts::default()),
+        };
+        let counts = counts.map_err(|error| SocketFault::new(libc::ECONNRESET, error))?;
+        let recovery = &self.session_recovery;
+        let (stored, owned) = ((store, counts), (conn_status, owner));
+        recovery
+            .resume(&self.engine, call, claim, stored, owned, latest)
+            .await
     }
 
     /// Creates a datagram socket: a session, whose program's socket is not connected yet.
@@ -273,8 +350,8 @@ impl AgentCarrier {
         over
     }
 
-    /// Closes all sockets: sends what programs wrote before they ended, and informs the servers.
-    pub async fn close(&self) {
+    /// Sends what programs wrote before they ended.
+    pub async fn flush(&self) {
         self.kept_connections.clear();
         let is_left = |held: &Rc<CarriedFlow>| held.is_orphan() && !held.is_delivered();
         let delivered = async {
@@ -283,9 +360,48 @@ impl AgentCarrier {
             }
         };
         let _ = timeout(LAST_WORDS, delivered).await;
+    }
+
+    /// Leaves connections to the next agent, and closes all others.
+    pub async fn close(&self) {
+        self.engine.handing_over.send_replace(true);
+        let is_held = |held: &Rc<CarriedFlow>| held.continues();
+        let left = async {
+            while self.engine.flows.borrow().values().any(is_held) {
+                tokio::task::yield_now().await;
+            }
+        };
+        let _ = timeout(GRACE, left).await;
         if self.engine.say_goodbye() {
             tokio::time::sleep(GRACE).await;
         }
+    }
+}
+
+/// The engine's end of a program's socket, as the program's process passed it.
+struct PassedSocket {
+    socket: Socket,
+    /// The port at which the program's socket waits.
+    from: u16,
+    /// What outlives this agent of the connection.
+    store: Option<Arc<ConnectionStore>>,
+    process: Option<libc::pid_t>,
+}
+
+impl PassedSocket {
+    /// Connects the program's socket, unless another agent has done that.
+    async fn join(self) -> std::io::Result<TcpStream> {
+        let Some(store) = self.store else {
+            return pair::join(self.socket, self.from).await;
+        };
+        if store.is_joined() {
+            return TcpStream::from_std(self.socket.into());
+        }
+        let stream = pair::join(self.socket, self.from).await?;
+        if let Err(error) = store.on_joined(stream.as_raw_fd()) {
+            tracing::warn!(%error, "a connection will not outlive this agent");
+        }
+        Ok(stream)
     }
 }
 
@@ -303,6 +419,7 @@ const TAKEN: MessageFromAgent = MessageFromAgent::Taken {
     version: VERSION,
     notices: true,
     locks: true,
+    resumes: true,
 };
 
 /// The error for an unsupported version of the messages; `None` if it is supported.

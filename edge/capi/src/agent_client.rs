@@ -107,7 +107,7 @@ impl AgentClient {
                 version: VERSION,
                 ..
             } => Ok(()),
-            MessageFromAgent::Open => Ok(()),
+            MessageFromAgent::Open { .. } => Ok(()),
             MessageFromAgent::Fault { errno, text } => Err(SocketFault { errno, text }),
             _ => Err(no_agent()),
         }

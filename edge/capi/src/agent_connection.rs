@@ -12,8 +12,11 @@
 //! by the Unix socket.
 //!
 //! Without an agent, or with one that does not answer or has another version, the engine of this
-//! process carries the connection. If an agent dies, the kernel resets its sockets, because they
-//! were created so (`PairPort::detachable_end`).
+//! process carries the connection.
+//!
+//! If the agent ends, the next one goes on with a connection of which this process keeps the engine's end and what is
+//! under way ([`LeftConnection`]). Requests wait until then. Others end: the kernel resets their sockets, because they were
+//! created so (`PairPort::detachable_end`).
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -36,6 +39,7 @@ use crate::datagrams::AgentDatagramPeer;
 use crate::dlock;
 use crate::errno::SocketFault;
 use crate::info::D2tpInfo;
+use crate::left_connection::LeftConnection;
 use crate::options::SocketOptions;
 
 /// The largest datagram passed to an agent: encoded as base64 with its other fields, it must fit in one
@@ -49,23 +53,72 @@ pub(crate) struct AgentReply {
 }
 
 /// Requests that wait for a reply, by number; `None` once the connection is over.
-type PendingReplies = RefCell<Option<HashMap<u64, oneshot::Sender<AgentReply>>>>;
+type PendingReplies = RefCell<Option<HashMap<u64, PendingReply>>>;
+
+/// A request that waits for a reply.
+struct PendingReply {
+    /// What is asked, which the next agent is asked again.
+    question: AgentQuestion,
+    reply: oneshot::Sender<AgentReply>,
+}
+
+/// A question to the agent.
+#[derive(Clone, Copy)]
+enum AgentQuestion {
+    Flush { bytes: u64 },
+    Info,
+    Release,
+}
+
+impl AgentQuestion {
+    fn message(self, ask: u64) -> MessageToAgent {
+        match self {
+            AgentQuestion::Flush { bytes } => MessageToAgent::Flush { ask, bytes },
+            AgentQuestion::Info => MessageToAgent::Info { ask },
+            AgentQuestion::Release => MessageToAgent::Release { ask },
+        }
+    }
+}
+
+/// What an agent understands beside the messages of the first version.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct AgentAbilities {
+    /// Notices of changed networks.
+    pub(crate) notices: bool,
+    /// Notices of D-Locks.
+    pub(crate) locks: bool,
+    /// Going on with connections of another agent.
+    pub(crate) resumes: bool,
+}
+
+/// How an agent's part in a connection ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AgentEnd {
+    /// The connection is over, or this process gave it up.
+    Over,
+    /// The agent is gone.
+    Lost,
+}
+
+type MessageSender = UnboundedSender<(MessageToAgent, Option<OwnedFd>)>;
 
 /// A connection that an agent carries for this process.
 pub(crate) struct AgentConnection {
-    messages: UnboundedSender<(MessageToAgent, Option<OwnedFd>)>,
+    /// The queue of messages; `None` between two agents.
+    messages: Rc<RefCell<Option<MessageSender>>>,
     pending: Rc<PendingReplies>,
     next: Rc<Cell<u64>>,
     /// Notified when this process gives the connection up.
     released: Rc<Notify>,
-    /// Whether the agent understands notices of changed networks.
-    notices: bool,
-    /// Whether the agent understands notices of D-Locks.
-    locks: bool,
+    abilities: Rc<Cell<AgentAbilities>>,
     /// The number of datagrams that are queued for the agent.
     unsent: Rc<Cell<usize>>,
     /// The reader of the agent's messages, until the task that follows the connection takes it.
     pub(crate) reader: Option<MessageReader>,
+    /// What the next agent needs to go on with the connection, if it can.
+    pub(crate) left: Option<Box<LeftConnection>>,
+    /// A copy of the program's descriptor for the next agent, if the connection can be opened again.
+    program: Rc<RefCell<Option<OwnedFd>>>,
 }
 
 async fn send_all(
@@ -94,28 +147,62 @@ impl Drop for ReplyWaiter<'_> {
     fn drop(&mut self) {
         if self.connection.taken_out(self.ask).is_some() {
             let forget = MessageToAgent::Forget { ask: self.ask };
-            let _ = self.connection.messages.send((forget, None));
+            self.connection.send(forget, None);
         }
     }
 }
 
 impl AgentConnection {
-    /// Creates a connection over `stream`; the flags say whether the agent understands notices of
-    /// networks and of D-Locks.
-    pub(crate) fn begin(stream: Rc<UnixStream>, (notices, locks): (bool, bool)) -> AgentConnection {
-        let (sender, outgoing) = unbounded_channel();
-        let unsaid = Rc::default();
-        tokio::task::spawn_local(send_all(stream, outgoing, Rc::clone(&unsaid)));
-        AgentConnection {
-            messages: sender,
+    /// Creates a connection over `stream` to an agent with these abilities.
+    pub(crate) fn begin(stream: Rc<UnixStream>, abilities: AgentAbilities) -> AgentConnection {
+        let connection = AgentConnection {
+            messages: Rc::default(),
             pending: Rc::new(RefCell::new(Some(HashMap::new()))),
             next: Rc::default(),
             released: Rc::default(),
-            notices,
-            locks,
-            unsent: unsaid,
+            abilities: Rc::default(),
+            unsent: Rc::default(),
             reader: None,
+            left: None,
+            program: Rc::default(),
+        };
+        connection.attach(stream, abilities);
+        connection
+    }
+
+    /// Sends messages to an agent over `stream` from now on.
+    fn attach(&self, stream: Rc<UnixStream>, abilities: AgentAbilities) {
+        let (sender, outgoing) = unbounded_channel();
+        tokio::task::spawn_local(send_all(stream, outgoing, Rc::clone(&self.unsent)));
+        self.messages.replace(Some(sender));
+        self.abilities.set(abilities);
+    }
+
+    /// Goes on at another agent, whose messages `reader` reads: asks it what the one before did not answer.
+    pub(crate) fn resume(
+        &mut self,
+        (stream, reader): (Rc<UnixStream>, MessageReader),
+        abilities: AgentAbilities,
+        (from, store, end): (u16, OwnedFd, OwnedFd),
+    ) {
+        self.attach(stream, abilities);
+        self.reader = Some(reader);
+        self.send(MessageToAgent::Store, Some(store));
+        self.carry(from, end);
+        if dlock::is_held() {
+            self.send_dlock();
         }
+        let pending = self.pending.borrow();
+        for (ask, pending) in pending.iter().flatten() {
+            self.send(pending.question.message(*ask), None);
+        }
+    }
+
+    /// Queues a message. Returns whether there is an agent that it can be sent to.
+    fn send(&self, what: MessageToAgent, fd: Option<OwnedFd>) -> bool {
+        let messages = self.messages.borrow();
+        let sender = messages.as_ref();
+        sender.is_some_and(|sender| sender.send((what, fd)).is_ok())
     }
 
     pub(crate) fn share(&self) -> AgentConnection {
@@ -124,18 +211,32 @@ impl AgentConnection {
             pending: self.pending.clone(),
             next: self.next.clone(),
             released: self.released.clone(),
-            notices: self.notices,
-            locks: self.locks,
+            abilities: self.abilities.clone(),
             unsent: self.unsent.clone(),
             reader: None,
+            left: None,
+            program: self.program.clone(),
         }
+    }
+
+    /// Keeps a copy of the program's descriptor for the next agent.
+    pub(crate) fn keep_program(&self, fd: OwnedFd) {
+        self.program.replace(Some(fd));
+    }
+
+    /// Another copy of the program's descriptor; none unless the connection can be opened again.
+    pub(crate) fn program(&self) -> Option<OwnedFd> {
+        self.program.borrow().as_ref()?.try_clone().ok()
     }
 
     /// Asks the agent to carry the connection over `fd`, whose other end is at port `from`.
     pub(crate) fn carry(&self, from: u16, fd: OwnedFd) {
-        let _ = self
-            .messages
-            .send((MessageToAgent::Carry { from }, Some(fd)));
+        self.send(MessageToAgent::Carry { from }, Some(fd));
+    }
+
+    /// Gives the agent memory for what is under way, before [`AgentConnection::carry`].
+    pub(crate) fn store(&self, fd: OwnedFd) {
+        self.send(MessageToAgent::Store, Some(fd));
     }
 
     /// Passes a datagram to the agent. It is dropped if too many wait, as a network would.
@@ -147,9 +248,8 @@ impl AgentConnection {
     ) {
         if self.unsent.get() < DATAGRAMS_MAX && bytes.len() <= PASSED_BYTES_MAX {
             let message = AgentDatagram::new(bytes, route, expiry);
-            let sent = self.messages.send((MessageToAgent::Message(message), None));
-            self.unsent
-                .set(self.unsent.get() + usize::from(sent.is_ok()));
+            let sent = self.send(MessageToAgent::Message(message), None);
+            self.unsent.set(self.unsent.get() + usize::from(sent));
         }
     }
 
@@ -160,46 +260,45 @@ impl AgentConnection {
 
     /// Informs the agent that the program has closed its datagram socket.
     pub(crate) fn closed(&self) {
-        let _ = self.messages.send((MessageToAgent::Closed, None));
+        self.send(MessageToAgent::Closed, None);
     }
 
     /// Informs the agent of changed options.
     pub(crate) fn change(&self, options: &SocketOptions) {
         let options = options.into();
-        let _ = self
-            .messages
-            .send((MessageToAgent::Options { options }, None));
+        self.send(MessageToAgent::Options { options }, None);
     }
 
     /// The socket's status from the agent; `None` when the socket is over or the agent is gone.
     pub(crate) async fn info(&self) -> Option<AgentReply> {
-        let sent = timeout(ANSWER_WITHIN, self.ask(|ask| MessageToAgent::Info { ask }));
+        let sent = timeout(ANSWER_WITHIN, self.ask(AgentQuestion::Info));
         sent.await.ok()?
     }
 
     /// Waits until the peer has the first `bytes` that the program wrote.
     pub(crate) async fn flush(&self, bytes: u64) -> Option<AgentReply> {
-        self.ask(|ask| MessageToAgent::Flush { ask, bytes }).await
+        self.ask(AgentQuestion::Flush { bytes }).await
     }
 
     /// Informs the agent that the networks changed.
     pub(crate) fn network_changed(&self) {
-        if self.notices {
-            let _ = self.messages.send((MessageToAgent::NetworkChanged, None));
+        if self.abilities.get().notices {
+            self.send(MessageToAgent::NetworkChanged, None);
         }
     }
 
     /// Informs the agent whether this process holds a D-Lock.
     pub(crate) fn send_dlock(&self) {
-        if self.locks {
+        if self.abilities.get().locks {
             let held = dlock::is_held();
-            let _ = self.messages.send((MessageToAgent::DLock { held }, None));
+            self.send(MessageToAgent::DLock { held }, None);
         }
     }
 
     /// Tells the agent that the connection is not to be opened again.
     pub(crate) async fn release(&self) {
-        let sent = self.ask(|ask| MessageToAgent::Release { ask });
+        self.program.take();
+        let sent = self.ask(AgentQuestion::Release);
         // If the agent does not answer, it keeps nothing.
         let _ = timeout(ANSWER_WITHIN, sent).await;
     }
@@ -209,21 +308,24 @@ impl AgentConnection {
         self.released.notify_one();
     }
 
-    async fn ask(&self, what: impl FnOnce(u64) -> MessageToAgent) -> Option<AgentReply> {
+    async fn ask(&self, question: AgentQuestion) -> Option<AgentReply> {
         let ask = self.next.get();
         self.next.set(ask + 1);
         let (reply, answer) = oneshot::channel();
-        self.pending.borrow_mut().as_mut()?.insert(ask, reply);
+        let pending = PendingReply { question, reply };
+        self.pending.borrow_mut().as_mut()?.insert(ask, pending);
         let _waits = ReplyWaiter {
             connection: self,
             ask,
         };
-        self.messages.send((what(ask), None)).ok()?;
+        // Without an agent now, the next one is asked; if there is none, the pending replies are dropped.
+        self.send(question.message(ask), None);
         answer.await.ok()
     }
 
     fn taken_out(&self, ask: u64) -> Option<oneshot::Sender<AgentReply>> {
-        self.pending.borrow_mut().as_mut()?.remove(&ask)
+        let pending = self.pending.borrow_mut().as_mut()?.remove(&ask);
+        pending.map(|pending| pending.reply)
     }
 
     /// Handles the answer to a request.
@@ -239,19 +341,18 @@ impl AgentConnection {
         }
     }
 
-    /// Follows the connection's status until it is over. Returns whether the agent was lost. `far`: the
-    /// peer of a datagram socket.
+    /// Follows the connection's status until it is over or the agent is gone. `far`: the peer of a datagram socket.
     pub(crate) async fn hear_until_over(
         &mut self,
         conn_status: &ConnectionStatus,
         far: Option<&AgentDatagramPeer>,
-    ) -> bool {
+    ) -> AgentEnd {
         let mut reader = self.reader.take().expect("of the one that was called with");
         let left = self.released.clone();
         loop {
             let message = tokio::select! {
                 message = reader.next() => message,
-                () = left.notified() => return false,
+                () = left.notified() => return AgentEnd::Over,
             };
             match message {
                 Ok(Some(MessageFromAgent::Answer { ask, fault, info })) => {
@@ -259,13 +360,13 @@ impl AgentConnection {
                 }
                 Ok(Some(MessageFromAgent::Fault { errno, text })) => {
                     let _ = conn_status.fault.set(SocketFault { errno, text });
-                    let _ = self.messages.send((MessageToAgent::Heard, None));
+                    self.send(MessageToAgent::Heard, None);
                 }
                 Ok(Some(MessageFromAgent::Over { info })) => {
                     if let Some(info) = info {
                         let _ = conn_status.last.set(*info);
                     }
-                    return false;
+                    return AgentEnd::Over;
                 }
                 Ok(Some(MessageFromAgent::Room { bytes })) => {
                     if let Some(far) = far {
@@ -273,16 +374,13 @@ impl AgentConnection {
                     }
                 }
                 Ok(Some(
-                    MessageFromAgent::Open
+                    MessageFromAgent::Open { .. }
                     | MessageFromAgent::Taken { .. }
                     | MessageFromAgent::Reopened { .. },
                 )) => {}
                 Ok(None) | Err(_) => {
-                    let text = "the agent that carried this connection is gone";
-                    let _ = conn_status
-                        .fault
-                        .set(SocketFault::new(libc::ECONNRESET, text));
-                    return true;
+                    self.messages.take();
+                    return AgentEnd::Lost;
                 }
             }
         }
@@ -307,7 +405,7 @@ mod tests {
         let local = tokio::task::LocalSet::new();
         local.block_on(&runtime, async {
             let (here, there) = UnixStream::pair().unwrap();
-            let handed = AgentConnection::begin(Rc::new(here), (true, true));
+            let handed = AgentConnection::begin(Rc::new(here), AgentAbilities::default());
             assert!(!handed.has_unsent());
             handed.send_datagram(&vec![0; PASSED_BYTES_MAX + 1], None, None);
             assert!(!handed.has_unsent(), "it would be no line");

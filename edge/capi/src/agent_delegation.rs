@@ -1,5 +1,6 @@
 //! Delegates a connection to the user's agent, and follows its status there.
 
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,18 +9,21 @@ use d2tp_driver::ServerList;
 use tokio::time::timeout;
 
 use crate::agent_address::{self, ANSWER_WITHIN, no_agent, socket_path};
-use crate::agent_connection::AgentConnection;
+use crate::agent_connection::{AgentAbilities, AgentConnection, AgentEnd};
 use crate::agent_message::{
     AgentCall, MessageFromAgent, MessageReader, MessageToAgent, ReopenClaim, VERSION, send_message,
 };
 use crate::connect_call::ConnectCall;
 use crate::connection_status::ConnectionStatus;
+use crate::connection_store::ConnectionStore;
 use crate::datagrams::AgentDatagramPeer;
 use crate::dlock;
 use crate::engine_state::EngineState;
 use crate::errno::SocketFault;
 use crate::identity;
+use crate::left_connection::{self, LeftConnection};
 use crate::options::{PersistMode, SocketOptions};
+use crate::pair;
 use crate::program_stream::break_off;
 use crate::reopen_token::ReopenToken;
 use crate::table;
@@ -45,12 +49,14 @@ pub(crate) async fn call(
     let asked = AgentCall {
         version: VERSION,
         server: servers.to_string(),
-        target,
+        target: target.clone(),
         key: identity::file()?,
         options: (&call.options).into(),
         keep: call.keep.clone(),
         datagrams: far.is_some(),
+        resumes: None,
     };
+    let key = asked.key.clone();
     let mut reader = MessageReader::new(stream.clone());
     let taken = async {
         let socket = MessageToAgent::Socket(Box::new(asked));
@@ -58,20 +64,34 @@ pub(crate) async fn call(
         reader.next::<MessageFromAgent>().await
     };
     let taken = timeout(ANSWER_WITHIN, taken).await;
-    let hears = match taken {
-        Ok(Ok(Some(MessageFromAgent::Taken {
-            ok: true,
-            version: VERSION,
-            notices,
-            locks,
-        }))) => (notices, locks),
-        _ => return Ok(None),
+    let Some(abilities) = abilities_of(&taken) else {
+        return Ok(None);
     };
-    let mut handed = AgentConnection::begin(stream, hears);
+    let mut handed = AgentConnection::begin(stream, abilities);
+    // The engine's end and the memory, if the connection is to outlive the agent.
+    let mut left = None;
     if far.is_none() {
         let Ok(end) = engine.port.detachable_end() else {
             return Ok(None);
         };
+        // The next agent needs the descriptor of a connection that can be opened again.
+        let program = call.keep.as_ref();
+        let program = program.map(|_| pair::copy_program_socket(call.fd, call.cookie));
+        let is_left = abilities.resumes && !left_connection::wait().is_zero();
+        if is_left && !matches!(program, Some(Err(_))) {
+            let kept = || -> std::io::Result<(OwnedFd, OwnedFd, OwnedFd)> {
+                let store = ConnectionStore::create()?;
+                Ok((end.try_clone()?.into(), store.try_clone()?, store))
+            };
+            // Without descriptors it ends with the agent.
+            if let Ok((end, store, passed)) = kept() {
+                if let Some(Ok(program)) = program {
+                    handed.keep_program(program);
+                }
+                handed.store(passed);
+                left = Some((end, store));
+            }
+        }
         handed.carry(call.from, end.into());
     }
     if dlock::is_held() {
@@ -88,9 +108,9 @@ pub(crate) async fn call(
     if let Some(options) = latest.filter(|options| *options != call.options) {
         known.change(&options);
     }
-    loop {
+    let claim = loop {
         match reader.next().await {
-            Ok(Some(MessageFromAgent::Open)) => break,
+            Ok(Some(MessageFromAgent::Open { claim })) => break claim,
             Ok(Some(MessageFromAgent::Fault { errno, text })) => {
                 engine
                     .agent_connections
@@ -114,9 +134,43 @@ pub(crate) async fn call(
                 return Ok(None);
             }
         }
-    }
+    };
+    handed.left = left.zip(claim).map(|((end, store), claim)| {
+        Box::new(LeftConnection {
+            end,
+            from: call.from,
+            store,
+            claim,
+            servers: servers.to_string(),
+            target,
+            key,
+            keep: call.keep.clone(),
+            cookie: call.cookie,
+            options: call.options.clone(),
+        })
+    });
     handed.reader = Some(reader);
     Ok(Some(handed))
+}
+
+/// What the agent understands that answered like this, if it carries the connection.
+fn abilities_of(
+    taken: &Result<std::io::Result<Option<MessageFromAgent>>, tokio::time::error::Elapsed>,
+) -> Option<AgentAbilities> {
+    match taken {
+        Ok(Ok(Some(MessageFromAgent::Taken {
+            ok: true,
+            version: VERSION,
+            notices,
+            locks,
+            resumes,
+        }))) => Some(AgentAbilities {
+            notices: *notices,
+            locks: *locks,
+            resumes: *resumes,
+        }),
+        _ => None,
+    }
 }
 
 /// A connection that was opened again at an agent.
@@ -155,8 +209,16 @@ pub(crate) async fn reopen(
                 version: VERSION,
                 notices,
                 locks,
-            }) => std::io::Result::Ok((reader.next().await?, (notices, locks))),
-            _ => Ok((None, (false, false))),
+                ..
+            }) => {
+                let abilities = AgentAbilities {
+                    notices,
+                    locks,
+                    resumes: false,
+                };
+                std::io::Result::Ok((reader.next().await?, abilities))
+            }
+            _ => Ok((None, AgentAbilities::default())),
         }
     };
     let (reopened, hears) = match timeout(ANSWER_WITHIN, asked).await {
@@ -212,15 +274,36 @@ pub(crate) async fn follow(
     from: Option<u16>,
     far: Option<&AgentDatagramPeer>,
 ) {
-    let is_lost = handed.hear_until_over(conn_status, far).await;
+    let mut end = handed.hear_until_over(conn_status, far).await;
+    while end == AgentEnd::Lost
+        && conn_status.fault.get().is_none()
+        && let Some(left) = handed.left.take()
+    {
+        end = match left.resume(&mut handed).await {
+            Ok(()) => {
+                handed.left = Some(left);
+                handed.hear_until_over(conn_status, far).await
+            }
+            Err(fault) => {
+                let _ = conn_status.fault.set(fault);
+                AgentEnd::Lost
+            }
+        };
+    }
+    if end == AgentEnd::Lost {
+        let text = "the agent that carried this connection is gone";
+        let fault = SocketFault::new(libc::ECONNRESET, text);
+        let _ = conn_status.fault.set(fault);
+    }
     conn_status.over.store(true, Ordering::Relaxed);
     engine
         .agent_connections
         .borrow_mut()
         .remove(&conn_status.serial);
     handed.drop_pending();
-    // The kernel resets sockets that were connected. One that was not is still waiting.
-    if is_lost
+    // The kernel resets sockets that were connected, with the last copy of their ends. One that was not is still waiting.
+    handed.left.take();
+    if end == AgentEnd::Lost
         && let Some(from) = from
         && let Ok(stream) = engine.port.connect_waiting(from).await
     {

@@ -26,6 +26,16 @@
 //!                                                      ◀ {"event":"over"}
 //! ```
 //!
+//! Where the agent says `"resumes":true`, a connection can outlive it ([`crate::connection_store`]):
+//!
+//! ```text
+//!  {"do":"store"}  and memory                          ▶   before `carry`
+//!                                                      ◀ {"event":"open","claim":{…}}
+//!                  that agent ends, another one begins
+//!  {"do":"socket",…,"resumes":{…}}, store, carry       ▶
+//!                                                      ◀ taken, {"event":"open","claim":{…}}
+//! ```
+//!
 //! Connections that can be opened again have a few more messages ([`crate::agent_client`]).
 
 use std::collections::VecDeque;
@@ -84,6 +94,23 @@ pub struct AgentCall {
     /// one.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) datagrams: bool,
+    /// The claim of a connection that another agent carried. An agent that does not know this field cannot carry it on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) resumes: Option<ConnectionClaim>,
+}
+
+/// By what the next agent finds a connection: its flow, in the session of an instance.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ConnectionClaim {
+    /// The server that the session is with.
+    pub(crate) server: String,
+    /// The number of the device's instance.
+    pub(crate) instance: u64,
+    pub(crate) flow: u64,
+    /// The offsets of the program's first byte in both directions of the flow: what is sent, and what is received.
+    pub(crate) sent_base: u64,
+    pub(crate) received_base: u64,
 }
 
 /// Options of a connection that may be opened again.
@@ -232,6 +259,8 @@ pub(crate) enum MessageToAgent {
     Carry {
         from: u16,
     },
+    /// Memory for a connection that is to outlive the agent comes with this message ([`crate::connection_store`]).
+    Store,
     Options {
         options: SocketTerms,
     },
@@ -290,9 +319,16 @@ pub(crate) enum MessageFromAgent {
         /// Whether the agent understands `d-lock`.
         #[serde(default)]
         locks: bool,
+        /// Whether the agent understands `store`, and carries connections on.
+        #[serde(default)]
+        resumes: bool,
     },
     /// The connection is established; the descriptor is connected next.
-    Open,
+    Open {
+        /// By what another agent carries it on, if that is possible.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        claim: Option<ConnectionClaim>,
+    },
     /// Datagrams of this many bytes fit in a packet now.
     Room { bytes: usize },
     /// The connection failed, or breaks now.
@@ -530,6 +566,7 @@ mod tests {
             options: SocketTerms::from(&SocketOptions::default()),
             keep: None,
             datagrams: false,
+            resumes: None,
         };
         let text = serde_json::to_string(&call).unwrap();
         assert!(

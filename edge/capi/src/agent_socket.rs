@@ -71,6 +71,7 @@ impl AgentSocket {
             options,
             keep: None,
             datagrams: false,
+            resumes: None,
         })
     }
 
@@ -97,6 +98,20 @@ impl AgentSocket {
         if let Some(sender) = sender {
             let _ = timeout(HEARD_WITHIN, sender).await;
         }
+    }
+
+    /// Whether the next agent goes on with the connection.
+    pub(crate) fn is_left(&self) -> bool {
+        self.held
+            .borrow()
+            .as_ref()
+            .is_some_and(|held| held.is_left())
+    }
+
+    /// Leaves the process to the next agent, which it looks for once this agent's end of the messages is closed.
+    pub(crate) fn leave(&self) {
+        self.held.take();
+        self.detach();
     }
 
     /// Disconnects from the owning process.
@@ -139,7 +154,7 @@ impl AgentSocket {
         let (give, given) = oneshot::channel();
         let descriptor = Some(give);
         self.inlet.replace(Some(DatagramInlet { end, descriptor }));
-        self.owner.enqueue(MessageFromAgent::Open);
+        self.owner.enqueue(MessageFromAgent::Open { claim: None });
         given
     }
 
@@ -243,6 +258,7 @@ async fn listen(mut reader: MessageReader, socket: Rc<AgentSocket>) {
             }
             Ok(Some(
                 MessageToAgent::Socket(_)
+                | MessageToAgent::Store
                 | MessageToAgent::Keep(_)
                 | MessageToAgent::Left
                 | MessageToAgent::Reopen(_)

@@ -6,10 +6,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use d2tp_driver::{Flow, FlowEnd};
+use d2tp_driver::{Flow, FlowEnd, FlowIo as _};
 use tokio::sync::Notify;
 
+use crate::agent_message::ConnectionClaim;
 use crate::connection_status::ConnectionStatus;
+use crate::connection_store::{ConnectionStore, KernelCounts};
 use crate::errno::SocketFault;
 use crate::options::SocketOptions;
 use crate::read_ahead::ReadAhead;
@@ -31,6 +33,18 @@ pub(crate) struct CarriedFlow {
     pub(crate) options: RefCell<SocketOptions>,
     /// The offset in the flow of the program's first byte.
     base: u64,
+    /// The offset in the peer's direction of the first byte for the program.
+    received_base: u64,
+    /// What outlives this agent, if the connection does.
+    pub(crate) store: Option<Arc<ConnectionStore>>,
+    /// The offset from which the program's bytes have to be sent again, because another agent had taken them.
+    pub(crate) resent_from: Cell<Option<u64>>,
+    /// The offset of the peer's direction below which another agent had received everything.
+    pub(crate) stored_before: Cell<u64>,
+    /// How much of the program's the peer had when another agent ended.
+    sent_before: u64,
+    /// Whether the next agent goes on with the flow.
+    left: Cell<bool>,
     /// The number of acknowledged bytes when it was last read; a broken flow does not report it.
     acked: Cell<u64>,
     /// Bytes taken from the program.
@@ -41,6 +55,8 @@ pub(crate) struct CarriedFlow {
     pub(crate) read_ahead: ReadAhead,
     /// Whether the program will write no more, and all its data is in the flow.
     drained: Cell<bool>,
+    /// Notified when that is so.
+    drained_notice: Notify,
     /// Notified when the options change, or the flow moves data again.
     pub(crate) changed: Notify,
     /// Notified when the options change to some with thresholds.
@@ -60,6 +76,12 @@ impl CarriedFlow {
     ) -> CarriedFlow {
         CarriedFlow {
             base: flow.written(),
+            received_base: 0,
+            store: None,
+            resent_from: Cell::new(None),
+            stored_before: Cell::new(0),
+            sent_before: 0,
+            left: Cell::new(false),
             acked: Cell::new(0),
             flow: RefCell::new(flow),
             session: line,
@@ -72,6 +94,7 @@ impl CarriedFlow {
             received: Cell::new(0),
             read_ahead: ReadAhead::default(),
             drained: Cell::new(false),
+            drained_notice: Notify::new(),
             changed: Notify::new(),
             thresholds_set: Notify::new(),
         }
@@ -83,6 +106,86 @@ impl CarriedFlow {
             owner: Some(owner),
             ..self
         }
+    }
+
+    /// Returns the flow as one that outlives this agent, by what `store` keeps of it from now on.
+    pub(crate) fn stored_in(self, store: Arc<ConnectionStore>) -> CarriedFlow {
+        let received_base = self.flow.borrow().store_received(store.clone());
+        CarriedFlow {
+            received_base,
+            store: Some(store),
+            ..self
+        }
+    }
+
+    /// Returns the flow as one that another agent carried so far: its socket has what `counts` says, of the program's
+    /// bytes those from `resent_from` on are to be sent again, and the peer's are stored up to `stored_before`.
+    pub(crate) fn resumed(
+        self,
+        claim: &ConnectionClaim,
+        store: Arc<ConnectionStore>,
+        counts: KernelCounts,
+        (resent_from, stored_before): (u64, u64),
+    ) -> CarriedFlow {
+        CarriedFlow {
+            base: claim.sent_base,
+            received_base: claim.received_base,
+            store: Some(store),
+            resent_from: Cell::new(Some(resent_from)),
+            stored_before: Cell::new(stored_before),
+            sent_before: resent_from,
+            acked: Cell::new(resent_from),
+            sent: Cell::new(counts.taken),
+            received: Cell::new(counts.written),
+            ..self
+        }
+    }
+
+    /// By what another agent carries the connection on, if one can.
+    pub(crate) fn claim(&self) -> Option<ConnectionClaim> {
+        self.store.as_ref()?;
+        let session = self.session.as_ref()?;
+        Some(ConnectionClaim {
+            server: session.0.server.to_string(),
+            instance: session.0.device.leased_instance()?,
+            flow: self.flow.borrow().id(),
+            sent_base: self.base,
+            received_base: self.received_base,
+        })
+    }
+
+    /// What another agent carried of the connection: for the program, and from it.
+    pub(crate) fn carried_before(&self) -> (u64, u64) {
+        let received = self.stored_before.get().saturating_sub(self.received_base);
+        (received, self.sent_before)
+    }
+
+    /// The offset in the peer's direction of the next byte for the program.
+    pub(crate) fn received_offset(&self) -> u64 {
+        self.received_base + self.received.get()
+    }
+
+    /// Whether its program goes on with the connection at the next agent.
+    pub(crate) fn continues(&self) -> bool {
+        self.owner().is_some_and(SocketOwner::continues) && self.claim().is_some()
+    }
+
+    /// Records that no process goes on with the connection at the next agent.
+    pub(crate) fn forget_waiting(&self) {
+        if let (Some(_), Some(session)) = (&self.store, &self.session) {
+            session.0.forget_waiting(self.flow.borrow().id());
+        }
+    }
+
+    /// Leaves the flow open for the next agent.
+    pub(crate) fn leave(&self) {
+        self.flow.borrow().leave_open();
+        self.left.set(true);
+    }
+
+    /// Whether the next agent goes on with the flow.
+    pub(crate) fn is_left(&self) -> bool {
+        self.left.get()
     }
 
     /// The process that owns the socket, if it is another one.
@@ -140,6 +243,14 @@ impl CarriedFlow {
         sum.set(sum.get() + bytes);
         if self.resting.replace(false) {
             self.changed.notify_one();
+        }
+    }
+
+    /// Counts bytes that the program's socket has now.
+    pub(crate) fn count_received(&self, bytes: u64) {
+        self.count(&self.received, bytes);
+        if let Some(store) = &self.store {
+            store.release_received(self.received_offset());
         }
     }
 
@@ -216,6 +327,14 @@ impl CarriedFlow {
     /// Records that everything that the program wrote is in the flow.
     pub(crate) fn finished(&self) {
         self.drained.set(true);
+        self.drained_notice.notify_one();
+    }
+
+    /// Waits until everything that the program wrote is in the flow. One task may wait.
+    pub(crate) async fn until_drained(&self) {
+        while !self.drained.get() {
+            self.drained_notice.notified().await;
+        }
     }
 
     /// The fault that explains this error of the flow.

@@ -11,9 +11,9 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use d2tp_driver::{PublicKey, SecretKey, ServerList};
+use d2tp_driver::{PublicKey, SecretKey, ServerList, SessionEvent};
 use d2tp_links::{ClassRules, Link, LinkMonitor};
-use tokio::sync::{OnceCell, watch};
+use tokio::sync::{OnceCell, broadcast, watch};
 
 use crate::agent_connection::AgentConnection;
 use crate::carried_flow::CarriedFlow;
@@ -57,6 +57,8 @@ pub(crate) struct EngineState {
     next_name: Cell<u16>,
     /// Set when the process ends: data that sockets hold is sent, and nothing else is waited for.
     pub(crate) leaving: watch::Sender<bool>,
+    /// Set when this agent ends, and the next one goes on with connections.
+    pub(crate) handing_over: watch::Sender<bool>,
 }
 
 impl EngineState {
@@ -77,6 +79,7 @@ impl EngineState {
             wake_registry: Rc::default(),
             next_name: Cell::new(0),
             leaving: watch::channel(false).0,
+            handing_over: watch::channel(false).0,
         }
     }
 
@@ -137,13 +140,39 @@ impl EngineState {
             let refusing = self.refusing.borrow().get(&place).cloned();
             let server = choose_proxy(servers, &refusing.unwrap_or_default(), links.as_ref()).await;
             let line = Rc::new(ServerSession::begin(&server, key, links).await?);
-            let servers = servers.clone();
-            let kept = keep(Rc::downgrade(self), place.clone(), line.clone(), servers);
-            tokio::task::spawn_local(kept);
+            self.keep_session(place.clone(), line.clone(), servers.clone());
             Ok(line)
         };
         let line = cell.get_or_try_init(begin).await?.clone();
         Ok(line.join())
+    }
+
+    /// Ends the session when it is not needed any more. Until then an agent's has a record.
+    fn keep_session(self: &Rc<Self>, place: String, line: Rc<ServerSession>, servers: ServerList) {
+        if self.is_agent {
+            tokio::task::spawn_local(renew_record(line.device.events(), Rc::downgrade(&line)));
+        }
+        let kept = keep(Rc::downgrade(self), place, line, servers);
+        tokio::task::spawn_local(kept);
+    }
+
+    /// Adds a session that another agent had. New sockets use it, too, unless they have another one already.
+    pub(crate) fn adopt(
+        self: &Rc<Self>,
+        servers: &ServerList,
+        key: Option<&Path>,
+        line: &Rc<ServerSession>,
+    ) {
+        let place = session_name(servers, key);
+        let mut lines = self.sessions.borrow_mut();
+        let cell = lines.entry(place.clone()).or_default();
+        if cell.get().is_some_and(|line| line.is_over()) {
+            *cell = Rc::default();
+        }
+        // It fails if there is another one, or one begins.
+        let _ = cell.set(line.clone());
+        drop(lines);
+        self.keep_session(place, line.clone(), servers.clone());
     }
 
     /// Leaves a server out from now on if it does not let this device in; false if it does, or if there is no other.
@@ -199,6 +228,12 @@ impl EngineState {
         let _ = held.status.last.set(last_info(held));
         held.status.over.store(true, Ordering::Relaxed);
         self.flows.borrow_mut().remove(&held.status.serial);
+        held.forget_waiting();
+    }
+
+    /// Removes a flow that the next agent goes on with.
+    pub(crate) fn forget(&self, held: &CarriedFlow) {
+        self.flows.borrow_mut().remove(&held.status.serial);
     }
 
     /// Handles a change of whether the process holds a D-Lock. It reads the current state, so two quick
@@ -231,12 +266,16 @@ impl EngineState {
         }
     }
 
-    /// Informs all peers that this process ends. Returns whether there were any.
+    /// Informs all peers that this process ends, but for those whose sessions go on in the next agent. Returns whether
+    /// there were any.
     pub(crate) fn say_goodbye(&self) -> bool {
         let lines = self.sessions.borrow();
         let lines: Vec<_> = lines.values().filter_map(|cell| cell.get()).collect();
         for line in &lines {
-            line.device.say_goodbye();
+            match line.is_waited_for() {
+                true => line.leave_to_next_agent(),
+                false => line.device.say_goodbye(),
+            }
         }
         let halls = self.datagrams.say_goodbye();
         self.listeners.say_goodbye() || halls || !lines.is_empty()
@@ -248,6 +287,24 @@ fn session_name(servers: &ServerList, key: Option<&Path>) -> String {
     match key {
         Some(key) => format!("{servers} as {}", key.display()),
         None => servers.to_string(),
+    }
+}
+
+/// Writes the session's record again when what it needs to go on has changed.
+async fn renew_record<T: Clone>(
+    mut events: broadcast::Receiver<(T, SessionEvent)>,
+    line: Weak<ServerSession>,
+) {
+    loop {
+        match events.recv().await {
+            Ok((_, SessionEvent::Established { .. } | SessionEvent::HybridKeys))
+            | Err(broadcast::error::RecvError::Lagged(_)) => match line.upgrade() {
+                Some(line) => line.write_record(),
+                None => return,
+            },
+            Ok(_) => {}
+            Err(broadcast::error::RecvError::Closed) => return,
+        }
     }
 }
 

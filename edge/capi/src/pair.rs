@@ -127,8 +127,12 @@ impl PairPort {
 /// The socket does not exist any more.
 pub(crate) async fn join(socket: Socket, a: u16) -> io::Result<tokio::net::TcpStream> {
     match socket.connect(&loopback(a)) {
-        Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => return Err(error),
-        _ => {}
+        Ok(()) => {}
+        Err(error) => match error.raw_os_error() {
+            // An agent that ended may have begun to connect it.
+            Some(libc::EINPROGRESS | libc::EALREADY | libc::EISCONN) => {}
+            _ => return Err(error),
+        },
     }
     let stream = tokio::net::TcpStream::from_std(socket.into())?;
     stream.writable().await?;
@@ -149,6 +153,23 @@ pub(crate) fn take_error(fd: RawFd) -> CallResult<libc::c_int> {
 /// # Errors
 /// The program has no such socket at `fd` any more, or the system does not allow access to it.
 pub(crate) fn refuse(fd: RawFd, cookie: u64) -> io::Result<()> {
+    let socket = copy_program_socket(fd, cookie)?;
+    // SAFETY: sockaddr consists of plain numbers; AF_UNSPEC is 0.
+    let nowhere: libc::sockaddr = unsafe { std::mem::zeroed() };
+    let len = size_of::<libc::sockaddr>() as libc::socklen_t;
+    // SAFETY: the pointer is to a complete sockaddr.
+    let ended = unsafe { libc::connect(socket.as_raw_fd(), &raw const nowhere, len) };
+    match ended {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Copies a program's socket. Called from a thread with its own descriptors.
+///
+/// # Errors
+/// The program has no such socket at `fd` any more, or the system does not allow access to it.
+pub(crate) fn copy_program_socket(fd: RawFd, cookie: u64) -> io::Result<OwnedFd> {
     let own = |number: libc::c_long| -> io::Result<OwnedFd> {
         if number < 0 {
             return Err(io::Error::last_os_error());
@@ -161,17 +182,9 @@ pub(crate) fn refuse(fd: RawFd, cookie: u64) -> io::Result<()> {
     // SAFETY: the arguments are plain numbers.
     let socket = own(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), fd, 0) })?;
     let is_it = crate::table::cookie(socket.as_raw_fd()).is_ok_and(|found| found == cookie);
-    if !is_it {
-        return Err(io::ErrorKind::NotFound.into());
-    }
-    // SAFETY: sockaddr consists of plain numbers; AF_UNSPEC is 0.
-    let nowhere: libc::sockaddr = unsafe { std::mem::zeroed() };
-    let len = size_of::<libc::sockaddr>() as libc::socklen_t;
-    // SAFETY: the pointer is to a complete sockaddr.
-    let ended = unsafe { libc::connect(socket.as_raw_fd(), &raw const nowhere, len) };
-    match ended {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
+    match is_it {
+        true => Ok(socket),
+        false => Err(io::ErrorKind::NotFound.into()),
     }
 }
 

@@ -59,18 +59,25 @@ pub(crate) async fn enforce(home: &EngineState, held: &CarriedFlow) -> SocketFau
         held.read_ahead
             .update(now(), options, statuses, left, bytes)
     };
-    held.scheduled
-        .replace(Some(ScheduledSocket::new(home.scheduler.clone(), now())));
+    let scheduled = ScheduledSocket::new(home.scheduler.clone(), now(), held.carried_before());
+    held.scheduled.replace(Some(scheduled));
+    let spent = |bytes| {
+        if let Some(store) = &held.store {
+            store.set_paid(bytes);
+        }
+    };
     let sees = PolicyInput {
         owner: held.owner(),
         access: &with,
         options: &options,
         moved: &moved,
         wants: &wants,
+        spent: &spent,
     };
     // The path that the opening paid for serves the data, if that may pay too.
     let budget = BudgetMeter {
         inherits: true,
+        spending: FlowSpending::new(held.store.as_ref().map_or(0, |store| store.paid())),
         ..BudgetMeter::default()
     };
     decide(home, &held.scheduled, &line, &sees, wakes, budget).await
@@ -138,7 +145,9 @@ pub(crate) async fn enforce_opening(
     };
     let with = |f: &mut dyn FnMut(&Flow)| f(&flow.borrow());
     let options = || options.clone();
-    let scheduled = RefCell::new(Some(ScheduledSocket::new(home.scheduler.clone(), now())));
+    let none = (0, 0);
+    let scheduled = ScheduledSocket::new(home.scheduler.clone(), now(), none);
+    let scheduled = RefCell::new(Some(scheduled));
     let sees = PolicyInput {
         owner,
         access: &with,
@@ -150,6 +159,7 @@ pub(crate) async fn enforce_opening(
             let none = ReadAheadBytes::default();
             ReadAhead::default().update(now(), options, statuses, left, none)
         },
+        spent: &|_| {},
     };
     decide(home, &scheduled, line, &sees, wakes, BudgetMeter::default()).await
 }
@@ -175,6 +185,8 @@ struct PolicyInput<'a> {
     options: &'a dyn Fn() -> SocketOptions,
     moved: &'a dyn Fn() -> ProgramBytes,
     wants: &'a DemandSource<'a>,
+    /// Is told what metered links have carried in total.
+    spent: &'a dyn Fn(u64),
 }
 
 async fn decide(
@@ -201,6 +213,7 @@ async fn decide(
         let (mut stuck, mut watches, mut lacks) = (false, false, false);
         (sees.access)(&mut |flow: &Flow| {
             budget.update(&line.device, flow);
+            (sees.spent)(budget.spending.spent());
             let left = budget.left(&options);
             let mut scheduled = scheduled.borrow_mut();
             let Some(scheduled) = scheduled.as_mut() else {
@@ -453,7 +466,7 @@ mod tests {
             ..SocketOptions::default()
         };
         let decide = |options: &SocketOptions, moved: u64, left| {
-            let mut socket = ScheduledSocket::new(Rc::new(OwnScheduler::default()), now());
+            let mut socket = ScheduledSocket::new(Rc::new(OwnScheduler::default()), now(), (0, 0));
             let moved = ProgramBytes {
                 down: moved,
                 ..ProgramBytes::default()

@@ -12,6 +12,7 @@
 //! that.
 
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::future::{Future as _, poll_fn};
 use std::io;
 use std::os::fd::AsRawFd as _;
@@ -20,7 +21,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use d2tp_driver::FlowIo as _;
+use d2tp_driver::{FlowEnd, FlowIo as _};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 
@@ -51,6 +52,8 @@ const LAST_WORDS: Duration = Duration::from_secs(5); // the same as at `exit`
 const UNREAD_BYTES_MAX: u64 = 1024 * 1024; // a guess
 /// How long the answer to a program that has ended is waited for, after the peer has all data.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60); // a guess: a slow origin
+/// The first interval between checks whether the peer has a program's end.
+const SENT_END_LOOK: Duration = Duration::from_millis(4); // a guess
 /// The interval between checks whether the peer has all data, which may take days.
 const DELIVERED_LOOK: Duration = Duration::from_secs(1); // a guess
 
@@ -68,6 +71,7 @@ pub(crate) async fn run(engine: Rc<EngineState>, held: Rc<CarriedFlow>, stream: 
     held.read_ahead.open(stream.as_raw_fd());
     let carried = {
         let up = async {
+            send_again(&held).await?;
             match persists {
                 true => up_persistent(&held, &stream).await,
                 false => up(&engine, &held, &stream).await,
@@ -75,7 +79,13 @@ pub(crate) async fn run(engine: Rc<EngineState>, held: Rc<CarriedFlow>, stream: 
         };
         let down = async {
             let down = async {
-                match down(&engine, &held, &stream).await {
+                let copied = async {
+                    match deliver_stored(&held, &stream).await? {
+                        true => end(&stream),
+                        false => down(&engine, &held, &stream).await,
+                    }
+                };
+                match copied.await {
                     // The program closed without reading to the end. Data that it wrote before is
                     // still read.
                     Err(PumpError::Program) => Ok(ProgramDrain::Part),
@@ -98,14 +108,26 @@ pub(crate) async fn run(engine: Rc<EngineState>, held: Rc<CarriedFlow>, stream: 
                 held.flow.borrow_mut().reset(ABORTED);
                 Err(PumpError::Program)
             }
+            () = until_handed_over(&engine, &held) => {
+                held.leave();
+                Ok(((), ProgramDrain::Part))
+            }
+            never = note_sent_end(&held), if held.store.is_some() => match never {},
         }
     };
     held.read_ahead.close();
+    if held.is_left() {
+        policy::stop(&held);
+        return engine.forget(&held);
+    }
     match carried {
         Ok(((), ProgramDrain::All)) => {
             clear_linger(&stream);
             drop(stream);
-            if let Err(error) = poll_fn(|cx| held.flow.borrow_mut().poll_finished(cx)).await {
+            let is_over = held.store.as_ref().is_some_and(|s| s.is_over_at_peer());
+            if !is_over
+                && let Err(error) = poll_fn(|cx| held.flow.borrow_mut().poll_finished(cx)).await
+            {
                 let _ = held.status.fault.set(held.fault(&error));
             }
         }
@@ -123,6 +145,88 @@ pub(crate) async fn run(engine: Rc<EngineState>, held: Rc<CarriedFlow>, stream: 
     }
     policy::stop(&held);
     engine.unregister(&held);
+}
+
+/// Resolves when this agent ends, and the next one goes on with the connection.
+async fn until_handed_over(engine: &EngineState, held: &CarriedFlow) {
+    let mut handing_over = engine.handing_over.subscribe();
+    // The sender is a field of the engine, so it exists.
+    let _ = handing_over.wait_for(|now| *now).await;
+    if !held.continues() {
+        std::future::pending().await
+    }
+}
+
+/// Notes when the peer has all that the program wrote, with the end.
+async fn note_sent_end(held: &CarriedFlow) -> Infallible {
+    held.until_drained().await;
+    let mut look = SENT_END_LOOK;
+    while !held.is_delivered() {
+        tokio::time::sleep(look).await;
+        look = (2 * look).min(DELIVERED_LOOK);
+    }
+    let end = held.flow.borrow().end();
+    if let Some(store) = &held.store
+        && matches!(end, None | Some(FlowEnd::Complete))
+    {
+        store.sent_end();
+    }
+    std::future::pending().await
+}
+
+/// Sends the bytes again that another agent had taken from the program.
+async fn send_again(held: &CarriedFlow) -> Result<(), PumpError> {
+    let (Some(store), Some(mut at)) = (&held.store, held.resent_from.take()) else {
+        return Ok(());
+    };
+    while at < store.taken() && !store.is_over_at_peer() {
+        let len = (store.taken() - at).min(READ_BYTES as u64) as usize;
+        let bytes = store.sent_bytes(at, len);
+        let bytes = bytes.map_err(|error| {
+            let text = format!("the agent before this one lost what was written: {error}");
+            PumpError::Flow(SocketFault::new(libc::ECONNRESET, text))
+        })?;
+        write(held, &bytes.into()).await?;
+        at += len as u64;
+    }
+    Ok(())
+}
+
+/// Gives the program what another agent had received for it. Returns whether that is all there is.
+async fn deliver_stored(held: &CarriedFlow, stream: &TcpStream) -> Result<bool, PumpError> {
+    let Some(store) = &held.store else {
+        return Ok(false);
+    };
+    // What arrives from here on is read from the flow.
+    let to = held.stored_before.get();
+    while held.received_offset() < to {
+        let at = held.received_offset();
+        let len = (to - at).min(READ_BYTES as u64) as usize;
+        let bytes = store.received_bytes(at, len);
+        let bytes = bytes.map_err(|error| {
+            let text = format!("the agent before this one lost what had arrived: {error}");
+            PumpError::Flow(SocketFault::new(libc::ECONNRESET, text))
+        })?;
+        let written = put(stream, &mut vec![bytes.into()]).await;
+        written.map_err(|_| PumpError::Program)?;
+        held.count_received(len as u64);
+    }
+    let is_whole = store.is_over_at_peer();
+    if is_whole {
+        held.has_all();
+    }
+    Ok(is_whole)
+}
+
+/// Takes bytes of the program; zero at its end.
+fn take(held: &CarriedFlow, stream: &TcpStream, buffer: &mut BytesMut) -> io::Result<usize> {
+    match &held.store {
+        Some(store) => {
+            store.release_sent(held.acknowledged());
+            store.take(stream, buffer)
+        }
+        None => stream.try_read_buf(buffer),
+    }
 }
 
 /// Resolves when the program has ended, and the time for its last data is over.
@@ -188,7 +292,7 @@ async fn up(engine: &EngineState, held: &CarriedFlow, stream: &TcpStream) -> Res
         if buffer.capacity() < READ_ROOM_MIN {
             buffer.reserve(READ_BYTES);
         }
-        match stream.try_read_buf(&mut buffer) {
+        match take(held, stream, &mut buffer) {
             Ok(0) => break,
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -244,7 +348,7 @@ async fn up_persistent(held: &CarriedFlow, stream: &TcpStream) -> Result<(), Pum
                 if buffer.capacity() < READ_ROOM_MIN {
                     buffer.reserve(READ_BYTES);
                 }
-                match readable.and_then(|()| stream.try_read_buf(&mut buffer)) {
+                match readable.and_then(|()| take(held, stream, &mut buffer)) {
                     Ok(0) => said = Some(ProgramEnd::All),
                     Ok(more) => {
                         bytes += more;
@@ -334,7 +438,7 @@ async fn down(
             () = held.until_reads_ahead(), if read.is_ok() => Ok(()),
             written = put(stream, &mut pieces) => written,
         };
-        held.count(&held.received, bytes - length(&pieces));
+        held.count_received(bytes - length(&pieces));
         written.map_err(|_| PumpError::Program)?;
         read.map_err(|error| PumpError::Flow(held.fault(&error)))?;
         if ended {
@@ -385,7 +489,7 @@ async fn down_ahead(
             written = put_some(stream, &mut kept.pieces), if !kept.pieces.is_empty() => {
                 let written = written.map_err(|_| PumpError::Program)? as u64;
                 kept.on_written(written);
-                held.count(&held.received, written);
+                held.count_received(written);
             }
         }
     }

@@ -36,11 +36,16 @@ pub(crate) struct ScheduledSocket {
 }
 
 impl ScheduledSocket {
-    pub(crate) fn new(scheduler: Rc<dyn SocketScheduler>, now: Time) -> ScheduledSocket {
+    /// A socket of which others have carried `before`, towards this device and from it.
+    pub(crate) fn new(
+        scheduler: Rc<dyn SocketScheduler>,
+        now: Time,
+        before: (u64, u64),
+    ) -> ScheduledSocket {
         ScheduledSocket {
             scheduler,
             client: None,
-            carried: CarriedByLink::default(),
+            carried: CarriedByLink::after(before),
             moved: ProgramBytes::default(),
             moved_at: now,
         }
@@ -142,7 +147,7 @@ mod tests {
         let at = |seconds| Time::ZERO + Span::from_secs(seconds);
         let moved = |down, up, written| ProgramBytes { down, up, written };
         let plain = SocketOptions::default();
-        let mut scheduled = ScheduledSocket::new(Rc::new(Nobody), at(0));
+        let mut scheduled = ScheduledSocket::new(Rc::new(Nobody), at(0), (0, 0));
         assert!(!scheduled.is_idle(at(1), &plain, moved(10, 0, 0), false));
         assert!(!scheduled.is_idle(at(5), &plain, moved(10, 0, 0), false));
         assert!(scheduled.is_idle(at(6), &plain, moved(10, 0, 0), false));

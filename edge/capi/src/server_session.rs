@@ -1,19 +1,21 @@
 //! A session with a server, which all sockets share that connect to it.
 
 use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use d2tp_driver::{
-    Device, DeviceOptions, DriverError, EndpointConfig, InstanceLease, LinkStatus, LinkUse,
-    PublicKey, ReasonCode, SecretKey, ServerAddress, SessionEnd, SessionEvent, is_by_system_route,
-    is_loopback_host,
+    Device, DeviceOptions, DriverError, EndpointConfig, Flow, InstanceLease, LeaseClaim,
+    LeaseRecord, LinkStatus, LinkUse, PublicKey, ReasonCode, ResumedLease, SecretKey,
+    ServerAddress, SessionEnd, SessionEvent, is_by_system_route, is_loopback_host,
 };
 use d2tp_links::{CostClass, Link, LinkKind};
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 use tokio::sync::{Notify, watch};
 
+use crate::connection_store::ConnectionStore;
 use crate::datagram_accounting::DatagramAccounting;
 use crate::errno::SocketFault;
 use crate::settings_file;
@@ -54,6 +56,8 @@ pub(crate) struct ServerSession {
     users: Cell<usize>,
     /// Why the session was left for another server, if it was.
     left: OnceCell<String>,
+    /// Flows that go on in the next agent, each with the id of the process that waits for it.
+    waiting: RefCell<BTreeMap<u64, u32>>,
     /// Notified when the last socket leaves the session.
     released: Notify,
 }
@@ -85,30 +89,76 @@ impl ServerSession {
         key: SecretKey,
         links: Option<watch::Receiver<Arc<Vec<Link>>>>,
     ) -> Result<ServerSession, SocketFault> {
+        let (ours, theirs) = (key.public(), server.key);
+        let lease = tokio::task::spawn_blocking(move || InstanceLease::take(ours, theirs)).await;
+        let lease = lease.ok().flatten().map(Arc::new);
+        let call = |options| async {
+            match &lease {
+                Some(lease) => Device::with_lease(options, lease.clone()).await,
+                None => Device::new(options).await,
+            }
+        };
+        let device = ServerSession::call(server, &key, links.as_ref(), call).await?;
+        // Datagrams in transit for the instance's previous process must not reach this process's sockets.
+        let context = lease.map_or(0, |lease| first_context(lease.turn()));
+        ServerSession::over(device, server, ours, links, context)
+    }
+
+    /// Goes on with a session that another process had, from its record, and with the flows that are claimed.
+    pub(crate) async fn resume(
+        server: &ServerAddress,
+        key: SecretKey,
+        links: Option<watch::Receiver<Arc<Vec<Link>>>>,
+        (lease, record): (InstanceLease, LeaseRecord),
+        claims: &[(LeaseClaim, Arc<ConnectionStore>)],
+    ) -> Result<(ServerSession, Vec<(u64, Flow)>), SocketFault> {
+        let ours = key.public();
+        let lease = Arc::new(lease);
+        let claimed: Vec<LeaseClaim> = claims.iter().map(|(claim, _)| *claim).collect();
+        let call =
+            |options| Device::resume_lease(options, lease.clone(), &record.session, &claimed);
+        let ResumedLease { device, flows } =
+            ServerSession::call(server, &key, links.as_ref(), call).await?;
+        // Before anything arrives.
+        for (id, flow) in &flows {
+            let claim = claims.iter().find(|(claim, _)| claim.flow == *id);
+            if let Some((_, store)) = claim {
+                flow.store_received(store.clone());
+            }
+        }
+        let context = first_context(lease.turn());
+        let session = ServerSession::over(device, server, ours, links, context)?;
+        let is_claimed = |id: &u64| flows.iter().any(|(flow, _)| flow == id);
+        let waiting = record.waiting.iter().copied();
+        let waiting = waiting.filter(|(flow, _)| is_claimed(flow));
+        session.waiting.borrow_mut().extend(waiting);
+        session.write_record();
+        Ok((session, flows))
+    }
+
+    /// Creates a device by `call`, once the server's name is resolved.
+    async fn call<T, C: Future<Output = Result<T, DriverError>>>(
+        server: &ServerAddress,
+        key: &SecretKey,
+        links: Option<&watch::Receiver<Arc<Vec<Link>>>>,
+        call: impl Fn(DeviceOptions) -> C,
+    ) -> Result<T, SocketFault> {
         if let Err(fault) = settings_file::use_network_settings() {
             // The server may be reached without it.
             tracing::warn!(error = %fault.text, "no HTTP proxy is used");
         }
-        let (ours, theirs) = (key.public(), server.key);
-        let lease = tokio::task::spawn_blocking(move || InstanceLease::take(ours, theirs)).await;
-        let lease = lease.ok().flatten().map(Arc::new);
         let mut tries = 0;
-        let mut device = loop {
+        loop {
             let options = DeviceOptions {
                 server: server.clone(),
                 key: key.clone(),
                 config: EndpointConfig::default(),
             };
-            let called = match &lease {
-                Some(lease) => Device::with_lease(options, lease.clone()).await,
-                None => Device::new(options).await,
-            };
-            match called {
-                Ok(device) => break device,
+            match call(options).await {
+                Ok(called) => return Ok(called),
                 Err(error @ DriverError::Resolve { .. }) => {
-                    let online = links
-                        .as_ref()
-                        .is_none_or(|links| links.borrow().iter().any(Link::is_usable));
+                    let online =
+                        links.is_none_or(|links| links.borrow().iter().any(Link::is_usable));
                     tries = if online { tries + 1 } else { 0 };
                     if tries == RESOLVE_TRIES {
                         return Err(SocketFault::new(libc::EHOSTUNREACH, error));
@@ -117,7 +167,17 @@ impl ServerSession {
                 }
                 Err(error) => return Err(SocketFault::new(libc::EIO, error)),
             }
-        };
+        }
+    }
+
+    /// The session of a device without links yet. Its sockets of datagrams have the contexts after `context`.
+    fn over(
+        mut device: Device,
+        server: &ServerAddress,
+        own_key: PublicKey,
+        links: Option<watch::Receiver<Arc<Vec<Link>>>>,
+        context: u64,
+    ) -> Result<ServerSession, SocketFault> {
         let events = device.events();
         let (sender, state) = watch::channel(ServerSessionState::Opening);
         tokio::task::spawn_local(forward_state(events, sender));
@@ -138,17 +198,49 @@ impl ServerSession {
         Ok(ServerSession {
             device,
             server: server.clone(),
-            own_key: ours,
+            own_key,
             state,
             links,
-            // Datagrams in transit for the instance's previous process must not reach this
-            // process's sockets.
-            context: Cell::new(lease.map_or(0, |lease| first_context(lease.turn()))),
+            context: Cell::new(context),
             accounting: RefCell::default(),
             users: Cell::new(0),
             left: OnceCell::new(),
+            waiting: RefCell::default(),
             released: Notify::new(),
         })
+    }
+
+    /// Has a flow go on in the next agent if this one ends: this process waits for it.
+    pub(crate) fn wait_for(&self, flow: u64, process: u32) {
+        self.waiting.borrow_mut().insert(flow, process);
+        self.write_record();
+    }
+
+    /// Records that nobody waits for a flow any more.
+    pub(crate) fn forget_waiting(&self, flow: u64) {
+        if self.waiting.borrow_mut().remove(&flow).is_some() {
+            self.write_record();
+        }
+    }
+
+    /// Whether processes wait for flows of the session.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        !self.waiting.borrow().is_empty()
+    }
+
+    /// Writes what the next agent needs to go on with the session.
+    pub(crate) fn write_record(&self) {
+        let waiting = self.waiting.borrow();
+        let waiting = waiting.iter().map(|(flow, process)| (*flow, *process));
+        if let Err(error) = self.device.write_lease_record(waiting.collect()) {
+            tracing::debug!(%error, "no record for the next agent");
+        }
+    }
+
+    /// Leaves the session to the next agent.
+    pub(crate) fn leave_to_next_agent(&self) {
+        self.write_record();
+        self.device.pause();
     }
 
     /// The next context number for a datagram socket. Programs without contexts use 0.

@@ -1,7 +1,7 @@
 //! The process that owns a carried socket, as an agent sees it: whether it exists, messages to it,
 //! and the descriptor that is kept for another process.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::Duration;
@@ -49,6 +49,8 @@ pub(crate) struct SocketOwner {
     kept: RefCell<Option<OwnedFd>>,
     /// Whether the process holds a D-Lock.
     locked: watch::Sender<bool>,
+    /// Whether the process goes on with the connection at the next agent.
+    continues: Cell<bool>,
 }
 
 impl SocketOwner {
@@ -61,6 +63,7 @@ impl SocketOwner {
             presence: watch::channel(OwnerPresence::Here).0,
             kept: RefCell::default(),
             locked: watch::channel(false).0,
+            continues: Cell::new(false),
         })
     }
 
@@ -83,6 +86,7 @@ impl SocketOwner {
     /// may open the connection again, if its descriptor is kept.
     pub(crate) fn on_process_left(self: &Rc<SocketOwner>, may_return: bool) {
         self.set_locked(false);
+        self.set_continues(false);
         if !self.is_kept() || !may_return {
             self.kept.take();
             self.end();
@@ -115,6 +119,16 @@ impl SocketOwner {
 
     pub(crate) fn set_locked(&self, held: bool) {
         self.locked.send_replace(held);
+    }
+
+    /// Sets whether the process goes on with the connection at the next agent.
+    pub(crate) fn set_continues(&self, continues: bool) {
+        self.continues.set(continues);
+    }
+
+    /// Whether the process goes on with the connection at the next agent.
+    pub(crate) fn continues(&self) -> bool {
+        self.continues.get() && !self.is_gone()
     }
 
     /// Whether the process holds a D-Lock.

@@ -23,6 +23,7 @@ use crate::engine_waker::EngineWaker;
 use crate::hibernation_state::HibernationState;
 use crate::move_question::MoveQuestion;
 use crate::qlog::{Qlog, QlogFeed};
+use crate::received_store::StoredFlows;
 use crate::refused_clients::RefusedClientLog;
 use crate::relay_state::RelayState;
 use crate::serial_carriers::SerialCarriers;
@@ -177,6 +178,8 @@ pub(crate) struct DriverCore {
     pub(crate) drawing: BTreeSet<(SessionId, FlowId)>,
     /// Limits the log entries about refused clients.
     pub(crate) refused_clients: RefusedClientLog,
+    /// Stores of what arrives.
+    pub(crate) stored: StoredFlows,
     /// What the engine did.
     pub(crate) counts: EngineCounts,
     /// The latest request of a device's server to go on at another node ([`crate::session_moves`]).
@@ -319,6 +322,7 @@ impl DriverShared {
                 relays: RelayState::default(),
                 drawing: BTreeSet::new(),
                 refused_clients: RefusedClientLog::default(),
+                stored: StoredFlows::new(),
                 counts: EngineCounts::default(),
                 move_request: None,
                 move_questions: BTreeMap::new(),
@@ -383,6 +387,8 @@ impl DriverShared {
     /// Ends the task. The caller closes sessions first.
     pub(crate) fn stop(&self) {
         let mut inner = self.inner.lock();
+        // The last turn acknowledges nothing else: the next process may read the store from here on.
+        inner.store_received();
         inner.stopped = true;
         if let Some(waker) = inner.acceptor.take() {
             waker.wake();

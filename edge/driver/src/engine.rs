@@ -90,7 +90,7 @@ impl DriverEngine {
     fn receive(&mut self, cx: &mut Context<'_>) -> Receipt {
         let (sockets, is_late): (Vec<(LinkId, Arc<LinkSocket>, bool)>, bool) = {
             let inner = self.shared.inner.lock();
-            if inner.is_deaf {
+            if inner.is_deaf || inner.stopped {
                 return Receipt::default();
             }
             let sockets = inner.sockets.iter();
@@ -127,6 +127,9 @@ impl DriverEngine {
                         receipt.any = true;
                         let now = clock::now();
                         let mut inner = self.shared.inner.lock();
+                        if inner.stopped {
+                            break;
+                        }
                         // R-STREAM-5: an address that identifies a stream or a relay is proved; a
                         // datagram from there is forged.
                         let runs = self.batch.received();
@@ -239,6 +242,8 @@ impl DriverEngine {
         let now = clock::now();
         let mut inner = self.shared.inner.lock();
         let inner = &mut *inner;
+        // Before any ACK of it leaves.
+        inner.store_received();
         self.has_datagrams = inner.fill_datagrams();
         let stuck: Vec<(Transmit, Vec<u8>)> = inner
             .sockets
@@ -328,6 +333,15 @@ impl DriverEngine {
                     );
                 }
                 SessionEvent::SendFrom { flow, offset } => {
+                    wake(
+                        *flow,
+                        |e| {
+                            if let Some(w) = e.writer.take() {
+                                w.wake();
+                            }
+                        },
+                        inner,
+                    );
                     if let Some(drawn) = inner
                         .flows
                         .get_mut(&(session, *flow))

@@ -18,6 +18,7 @@ use crate::datagrams::{Connection, DatagramError};
 use crate::driver_core::{DROPPED, DriverShared, FlowEntry, SourceCursor};
 use crate::flow_io::{DatagramSender, FlowHibernated, FlowIo, FlowTakenOver, HibernationSwitch};
 use crate::hibernation;
+use crate::received_store::{ReceivedStore, StoredFlow};
 use crate::relay_host::DeviceRelays;
 use crate::source::{HostKey, SendSource};
 
@@ -147,6 +148,18 @@ impl Flow {
         self.shared.wake();
     }
 
+    /// Keeps in `store` what arrives of the flow from now on, from the next byte that is read, before its peer learns that
+    /// it arrived. Returns the offset of that byte.
+    pub fn store_received(&self, store: Arc<dyn ReceivedStore>) -> u64 {
+        let mut inner = self.shared.inner.lock();
+        let session = inner.core.session(self.session);
+        let from = session.and_then(|s| s.read_offset(self.id)).unwrap_or(0);
+        let stored = StoredFlow::new(store, from);
+        inner.stored.insert(self.key(), stored);
+        inner.store_received();
+        from
+    }
+
     /// Keeps the flow open when the handle is dropped, because the process ends and the flow must
     /// not.
     pub fn leave_open(&self) {
@@ -259,6 +272,8 @@ impl Flow {
         if inner.was_left(session, id) {
             return Poll::Ready(Err(io::Error::other(FlowHibernated)));
         }
+        // Bytes that were read are not found any more.
+        inner.store_received();
         let mut news = false;
         let read = inner.core.with(session, |s| {
             let read = s.read(id, usize::MAX);
@@ -326,6 +341,8 @@ impl Flow {
             return Poll::Ready(Err(io::Error::other(FlowHibernated)));
         }
         let put = inner.core.with(session, |s| match s.write_room(id) {
+            // What is written before the offset is known would be dropped.
+            Ok(_) if s.awaits_offset(id) => Ok(None),
             Ok(0) => Ok(None),
             Ok(room) => {
                 let bytes = make(room as usize);
@@ -365,6 +382,8 @@ impl AsyncRead for Flow {
         if inner.was_left(session, id) {
             return Poll::Ready(Err(io::Error::other(FlowHibernated)));
         }
+        // Bytes that were read are not found any more.
+        inner.store_received();
         let mut news = false;
         let read = inner.core.with(session, |s| {
             let read = s.read_into(id, buf.initialize_unfilled());
@@ -440,9 +459,26 @@ impl AsyncWrite for Flow {
         Poll::Ready(Ok(()))
     }
 
-    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let id = self.id;
-        self.shared.with(self.session, |s| s.finish(id));
+        let mut inner = self.shared.inner.lock();
+        let finished = inner
+            .core
+            .with(self.session, |s| match s.awaits_offset(id) {
+                true => false,
+                false => {
+                    let _ = s.finish(id);
+                    true
+                }
+            });
+        if finished == Ok(false)
+            && let Some(entry) = inner.flows.get_mut(&(self.session, id))
+        {
+            entry.writer = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        drop(inner);
+        self.shared.wake();
         Poll::Ready(Ok(()))
     }
 }
@@ -566,6 +602,14 @@ impl Drop for Flow {
         let key = self.key();
         let id = self.id;
         let mut inner = self.shared.inner.lock();
+        let Some(entry) = inner.flows.get_mut(&key) else {
+            inner.stored.remove(&key);
+            return;
+        };
+        if !entry.hibernated {
+            // What a flow receives that is left open is stored until the process ends.
+            inner.stored.remove(&key);
+        }
         let Some(entry) = inner.flows.get_mut(&key) else {
             return;
         };

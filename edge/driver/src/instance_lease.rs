@@ -8,6 +8,9 @@
 //!                                                    server drops the flows that were left open (R-RESUME-5)
 //! ```
 //!
+//! A process whose connections are to go on in the next one writes a record beside the lease ([`LeaseRecord`]). As long as
+//! the processes exist that wait for the connections, the instance is only for who continues it.
+//!
 //! The folder is deleted when the machine restarts, and its numbers with it: a new file gets a
 //! number that no process had. Where the folder is on a disk, and a file of an earlier boot is still there, it counts as
 //! new: what was written last before a power cut may be missing in it. So nothing waits for the disk.
@@ -24,6 +27,7 @@ use std::path::{Path, PathBuf};
 use d2tp_session::PublicKey;
 
 use crate::clock;
+use crate::lease_record::LeaseRecord;
 use crate::secrets::seed;
 
 /// The number of epochs for one process: SYNs for three months, one every two seconds.
@@ -38,6 +42,7 @@ const FILE_BYTES: usize = 8 + 4 + 4;
 pub struct InstanceLease {
     pub(crate) number: u64,
     pub(crate) epochs: Range<u32>,
+    path: PathBuf,
     _lock: File,
 }
 
@@ -45,11 +50,7 @@ impl InstanceLease {
     /// Leases an instance for this device and server; `None` if there is no folder for leases.
     /// Without a lease, flows of a killed process remain at the server until it gives them up.
     pub fn take(device: PublicKey, server: PublicKey) -> Option<InstanceLease> {
-        let dir = folder(
-            env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from),
-            user() == 0,
-        )?;
-        let taken = InstanceLease::take_in(&dir, device, server);
+        let taken = InstanceLease::take_in(&own_folder()?, device, server);
         taken
             .inspect_err(|error| tracing::debug!(%error, "no instance that is reused"))
             .ok()
@@ -60,24 +61,23 @@ impl InstanceLease {
     /// # Errors
     /// The folder is writable for other users, or the file system failed.
     pub fn take_in(dir: &Path, device: PublicKey, server: PublicKey) -> io::Result<InstanceLease> {
-        // Programs of other users pass through it to the folder that root creates for all.
-        make(dir, 0o711)?;
-        let dir = dir.join("instances");
-        make(&dir, 0o700)?;
-        let about = fs::metadata(&dir)?;
-        let own = about.uid() == user();
-        if !own || about.mode() & 0o022 != 0 {
-            let text = format!("other users can access {}", dir.display());
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
-        }
+        let dir = private_folder(dir)?;
         let owner_prefix = owner_prefix(device, server);
         for place in 0..LEASES_MAX {
             let path = dir.join(format!("{owner_prefix}.{place}"));
             let mut options = OpenOptions::new();
             options.read(true).write(true).create(true).mode(0o600);
-            let file = options.open(path)?;
+            let file = options.open(&path)?;
             match file.try_lock() {
-                Ok(()) => return InstanceLease::in_file(file, clock::boot()),
+                Ok(()) => {
+                    let record = LeaseRecord::read(&record_path(&path));
+                    if record.is_some_and(|record| record.is_waited_for()) {
+                        continue;
+                    }
+                    let lease = InstanceLease::in_file(file, path, clock::boot())?;
+                    lease.remove_record();
+                    return Ok(lease);
+                }
                 Err(fs::TryLockError::WouldBlock) => {}
                 Err(fs::TryLockError::Error(error)) => return Err(error),
             }
@@ -85,8 +85,82 @@ impl InstanceLease {
         Err(io::Error::other("too many processes of this device"))
     }
 
+    /// Leases the instance of this number again, with the record that its last process left; none if there is none.
+    ///
+    /// # Errors
+    /// `WouldBlock`: another process has the instance. Others: those of [`InstanceLease::take_in`].
+    pub fn take_record(
+        device: PublicKey,
+        server: PublicKey,
+        number: u64,
+    ) -> io::Result<Option<(InstanceLease, LeaseRecord)>> {
+        match own_folder() {
+            Some(dir) => InstanceLease::take_record_in(&dir, device, server, number),
+            None => Ok(None),
+        }
+    }
+
+    /// Leases an instance again like [`InstanceLease::take_record`], in this folder.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn take_record_in(
+        dir: &Path,
+        device: PublicKey,
+        server: PublicKey,
+        number: u64,
+    ) -> io::Result<Option<(InstanceLease, LeaseRecord)>> {
+        let dir = private_folder(dir)?;
+        let owner_prefix = owner_prefix(device, server);
+        for place in 0..LEASES_MAX {
+            let path = dir.join(format!("{owner_prefix}.{place}"));
+            let known = match fs::read(&path) {
+                Ok(bytes) => read(&bytes, clock::boot()),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                Err(error) => return Err(error),
+            };
+            if known.is_none_or(|(known, _)| known != number) {
+                continue;
+            }
+            let file = OpenOptions::new().read(true).write(true).open(&path)?;
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(fs::TryLockError::WouldBlock) => return Err(io::ErrorKind::WouldBlock.into()),
+                Err(fs::TryLockError::Error(error)) => return Err(error),
+            }
+            let Some(record) = LeaseRecord::read(&record_path(&path)) else {
+                return Ok(None);
+            };
+            let lease = InstanceLease::in_file(file, path, clock::boot())?;
+            // Another process may have had the instance meanwhile, or its epochs are used up.
+            return Ok((lease.number == number).then_some((lease, record)));
+        }
+        Ok(None)
+    }
+
+    /// Removes the record of an instance whose process has ended, because nobody waits for its connections any more.
+    pub fn forget_record(device: PublicKey, server: PublicKey, number: u64) {
+        if let Ok(Some((lease, _))) = InstanceLease::take_record(device, server, number) {
+            lease.remove_record();
+        }
+    }
+
+    /// Leaves a record for the next process of the instance, in place of the one before.
+    ///
+    /// # Errors
+    /// The file system failed.
+    pub fn write_record(&self, record: &LeaseRecord) -> io::Result<()> {
+        record.write(&record_path(&self.path))
+    }
+
+    /// Removes the record.
+    pub fn remove_record(&self) {
+        // If it stays, nobody waits for what it names.
+        let _ = fs::remove_file(record_path(&self.path));
+    }
+
     /// `boot`: the number of this boot; zero if the system has none.
-    fn in_file(mut file: File, boot: u32) -> io::Result<InstanceLease> {
+    fn in_file(mut file: File, path: PathBuf, boot: u32) -> io::Result<InstanceLease> {
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes)?;
         let (number, start) = match read(&bytes, boot) {
@@ -109,14 +183,48 @@ impl InstanceLease {
         Ok(InstanceLease {
             number,
             epochs: start..end,
+            path,
             _lock: file,
         })
+    }
+
+    /// The number of the instance.
+    pub fn number(&self) -> u64 {
+        self.number
     }
 
     /// How often the instance was leased before.
     pub fn turn(&self) -> u32 {
         self.epochs.start / EPOCHS_TAKEN
     }
+}
+
+/// This user's folder for files that are deleted when the machine is switched off.
+fn own_folder() -> Option<PathBuf> {
+    let runtime = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    folder(runtime, user() == 0)
+}
+
+/// The folder for leases in `dir`, which is created if necessary. Only this user can write to it.
+fn private_folder(dir: &Path) -> io::Result<PathBuf> {
+    // Programs of other users pass through it to the folder that root creates for all.
+    make(dir, 0o711)?;
+    let dir = dir.join("instances");
+    make(&dir, 0o700)?;
+    let about = fs::metadata(&dir)?;
+    let own = about.uid() == user();
+    if !own || about.mode() & 0o022 != 0 {
+        let text = format!("other users can access {}", dir.display());
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
+    }
+    Ok(dir)
+}
+
+/// The path of the record beside a lease.
+fn record_path(lease: &Path) -> PathBuf {
+    let mut path = lease.as_os_str().to_owned();
+    path.push(".record");
+    path.into()
 }
 
 fn make(dir: &Path, mode: u32) -> io::Result<()> {
@@ -181,6 +289,39 @@ mod tests {
         // Another device, or another server, gets another instance.
         let other = InstanceLease::take_in(dir.path(), WHO.1, WHO.0).expect("one");
         assert!(![number, second.number].contains(&other.number));
+    }
+
+    #[test]
+    fn what_somebody_waits_for_is_only_for_who_continues_it() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let first = take(dir.path());
+        let record = |process| LeaseRecord {
+            waiting: vec![(1, process)],
+            session: b"a session".to_vec(),
+        };
+        first
+            .write_record(&record(std::process::id()))
+            .expect("write");
+        let number = first.number;
+        let again = || InstanceLease::take_record_in(dir.path(), WHO.0, WHO.1, number);
+        let refused = again().expect_err("it is in use");
+        assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
+        drop(first);
+        let other = take(dir.path());
+        assert_ne!(other.number, number);
+        let (lease, found) = again().expect("it is there").expect("with a record");
+        assert_eq!(found, record(std::process::id()));
+        assert_eq!((lease.number, lease.turn()), (number, 1));
+        // Nobody waits any more.
+        lease.write_record(&record(0)).expect("write");
+        drop(lease);
+        let next = take(dir.path());
+        assert_eq!((next.number, next.turn()), (number, 2));
+        drop(next);
+        assert!(again().expect("no fault").is_none());
+        // Nor is there one of another number.
+        let nobodys = InstanceLease::take_record_in(dir.path(), WHO.0, WHO.1, 0);
+        assert!(nobodys.expect("no fault").is_none());
     }
 
     #[test]

@@ -39,6 +39,7 @@ mod hint_trial;
 mod instance;
 mod instance_lease;
 mod journal;
+mod lease_record;
 mod link_health;
 mod local_hints;
 mod move_question;
@@ -50,6 +51,7 @@ mod provided_links;
 mod proxy_reset;
 mod qlog;
 mod qlog_events;
+mod received_store;
 mod record_store;
 mod refused_clients;
 mod relay_dispatch;
@@ -123,6 +125,7 @@ pub use journal::{
     Journal, JournalBatch, JournalError, JournalFlowKey, JournalPage, JournalSession,
     JournalSessionKey, StoredRecord,
 };
+pub use lease_record::LeaseRecord;
 pub use local_hints::{
     HintSource, LOCAL_HINTS_MAX, LocalHint, TriedHint, local_hints, use_local_hints,
 };
@@ -131,6 +134,7 @@ pub use peer_listener::PeerListener;
 pub use provided_links::{ProvidedLink, ProvidedLinks};
 pub use proxy_reset::ResetCause;
 pub use qlog::{OpenQlogFile, QLOG_QUEUE_MAX, Qlog};
+pub use received_store::ReceivedStore;
 pub use record_store::{
     CommitReport, OwnerAnswer, OwnerQuestion, OwnershipClaim, RecordStore, SharedRecords,
     SharedSession, StoreFuture,
@@ -138,6 +142,7 @@ pub use record_store::{
 pub use relay_host::{DeviceRelays, IncomingCalls, RelayError, RelayHandle};
 pub use relay_meter::RelayMeter;
 pub use relay_state::CallEvent;
+pub use resumed_device::{LeaseClaim, ResumedLease};
 pub use scheduler_handle::{SchedulerHandle, SpendHandle};
 pub use server::{HibernationOptions, Server, ServerOptions, SocketsAfter};
 pub use server_choice::{

@@ -1,11 +1,14 @@
 //! Devices that connect as a given instance: a leased one, or one that outlives the process with
 //! the flows to be kept.
 
+use std::io;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
-use d2tp_session::{Endpoint, FlowId, FlowRecord, ReasonCode, SessionEvent, SessionId, Time};
+use d2tp_session::{
+    Endpoint, FlowId, FlowRecord, ReasonCode, SessionEvent, SessionId, SessionRecord, Time,
+};
 use parking_lot::Mutex;
 use tokio::sync::broadcast::{self, error::RecvError};
 
@@ -17,9 +20,132 @@ use crate::flow::Flow;
 use crate::instance::{FORGOTTEN, Instance, InstanceClaim, InstanceUpkeep};
 use crate::instance_lease::InstanceLease;
 use crate::journal::JournalError;
+use crate::lease_record::LeaseRecord;
 use crate::server::CLOSE_GRACE;
 
+/// A flow of a leased instance that goes on in another process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseClaim {
+    /// The flow's id.
+    pub flow: u64,
+    /// The offset from which the server is to continue sending. Everything below is kept.
+    pub received: u64,
+    /// An offset below which the server has everything.
+    pub sent: u64,
+}
+
+/// A device that continues a leased instance, with the flows that it claims.
+pub struct ResumedLease {
+    /// The device, which has no link yet.
+    pub device: Device,
+    /// The flows by their ids. One that is not here, the record did not name.
+    pub flows: Vec<(u64, Flow)>,
+}
+
 impl Device {
+    /// Creates a device that continues the leased instance from the record of its session, with the flows that it claims.
+    /// The server is informed that the other ones are over. Must be called on a tokio runtime.
+    ///
+    /// # Errors
+    /// The server's name has no address.
+    pub async fn resume_lease(
+        options: DeviceOptions,
+        lease: Arc<InstanceLease>,
+        record: &[u8],
+        claims: &[LeaseClaim],
+    ) -> Result<ResumedLease, DriverError> {
+        let (number, epochs) = (lease.number, lease.epochs.clone());
+        let record = SessionRecord::decode(record)
+            .inspect_err(|error| tracing::warn!(%error, "connections do not go on"));
+        let mut record = record.ok().filter(|record| record.instance == number);
+        let mut flows = Vec::new();
+        if let Some(record) = &mut record {
+            record.closing = None;
+            record.flows.retain_mut(|flow| {
+                let claim = claims.iter().find(|claim| claim.flow == flow.id.0);
+                let Some(claim) = claim else { return false };
+                let (flow_id, received) = (claim.flow, claim.received);
+                take_claim(
+                    flow,
+                    InstanceClaim {
+                        flow: flow_id,
+                        received,
+                    },
+                );
+                flow.sent_to = claim.sent;
+                (flow.send_end, flow.send_complete) = (None, false);
+                flows.push(flow.id);
+                true
+            });
+        }
+        let server = options.server.key;
+        let bytes = record.map(|record| record.encode());
+        let mut device = Device::begin(options, Arc::new(KernelLinks), move |core| {
+            let now = clock::now();
+            let restored = bytes.and_then(|b| core.restore(now, &b, epochs.clone()).ok());
+            Ok(restored.unwrap_or_else(|| core.connect(now, server, number, epochs)))
+        })
+        .await?;
+        device.lease = Some(lease);
+        let (shared, session, peer) = device.parts();
+        let flows = flows.into_iter().map(|id| {
+            let mut inner = shared.inner.lock();
+            inner.flows.insert((session, id), FlowEntry::default());
+            drop(inner);
+            (id.0, Flow::new(shared.clone(), session, id, peer))
+        });
+        let flows = flows.collect();
+        Ok(ResumedLease { device, flows })
+    }
+
+    /// The number of the leased instance, if the device has one.
+    pub fn leased_instance(&self) -> Option<u64> {
+        Some(self.lease.as_ref()?.number)
+    }
+
+    /// Leaves a record of the session beside the lease, so that the next process can go on with the flows that processes
+    /// wait for; none if there are none.
+    ///
+    /// # Errors
+    /// The device has no lease, its session is over, or the file system failed.
+    pub fn write_lease_record(&self, waiting: Vec<(u64, u32)>) -> io::Result<()> {
+        let lease = self.lease.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+        if waiting.is_empty() {
+            lease.remove_record();
+            return Ok(());
+        }
+        let (shared, session, _) = self.parts();
+        let record = {
+            let inner = shared.inner.lock();
+            let session = inner.core.session(session);
+            session.map(|s| s.record(clock::now(), true))
+        };
+        let record = SessionRecord {
+            // R-TICKET-2: the session may show it before the next process does.
+            ticket: None,
+            ..record.ok_or(io::ErrorKind::NotConnected)?
+        };
+        lease.write_record(&LeaseRecord {
+            waiting,
+            session: record.encode(),
+        })
+    }
+
+    /// Tells the server that the device sends nothing for a while, on each path. The session goes on.
+    pub fn pause(&self) {
+        let (shared, session, _) = self.parts();
+        let now = clock::now();
+        let mut inner = shared.inner.lock();
+        let links: Vec<_> = inner.sockets.keys().copied().collect();
+        let _ = inner.core.with(session, |s| {
+            for link in links {
+                s.close_path(now, link, ReasonCode::NoPath);
+            }
+        });
+        drop(inner);
+        shared.wake();
+    }
+
     /// Creates a device that connects as the leased instance. Must be called on a tokio runtime.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 
 mod datagrams;
 mod links;
+mod next_agent;
 mod streams;
 #[path = "../../../../edge/capi/tests/support/mod.rs"]
 mod support;

@@ -22,16 +22,16 @@ use tokio::time::timeout;
 const MUCH: usize = 6_000_000;
 
 /// A device with an agent, a D2Prox, and an origin that the test itself plays.
-struct Device {
-    home: tempfile::TempDir,
+pub struct Device {
+    pub home: tempfile::TempDir,
     program: CProgram,
-    proxy: ProxyProcess,
-    agent: AgentProcess,
+    pub proxy: ProxyProcess,
+    pub agent: AgentProcess,
     origin: TcpListener,
 }
 
 impl Device {
-    async fn new() -> Device {
+    pub async fn new() -> Device {
         let home = tempfile::tempdir().expect("a directory");
         Device {
             program: CProgram::with_d2tp("told.c"),
@@ -50,17 +50,31 @@ impl Device {
         Program::start(&self.program, home, proxy, socket, &arguments)
     }
 
-    fn program(&self, more: &[&str]) -> Program {
+    pub fn program(&self, more: &[&str]) -> Program {
         self.program_at(&self.agent.socket, more)
     }
 
-    async fn accept(&self) -> TcpStream {
+    /// A program with these environment variables.
+    pub fn program_around(&self, around: &[(&str, &str)]) -> Program {
+        let at = self.origin.local_addr().expect("an address");
+        let arguments = ["127.0.0.1", &at.port().to_string()];
+        let (home, proxy, socket) = (self.home.path(), &self.proxy.address, &self.agent.socket);
+        Program::start_among(&self.program, home, proxy, socket, &arguments, around)
+    }
+
+    /// A program that connects to a D2TP server.
+    pub fn program_to(&self, server: &str) -> Program {
+        let (home, socket) = (self.home.path(), &self.agent.socket);
+        Program::start(&self.program, home, "", socket, &[server, ""])
+    }
+
+    pub async fn accept(&self) -> TcpStream {
         let accepted = timeout(PATIENCE, self.origin.accept()).await;
         accepted.expect("in time").expect("a connection").0
     }
 
     /// A program that is connected, and the other end.
-    async fn connected(&self, more: &[&str]) -> (Program, TcpStream) {
+    pub async fn connected(&self, more: &[&str]) -> (Program, TcpStream) {
         let mut program = self.program(more);
         if more.contains(&"persist") || more.contains(&"open") {
             assert_eq!(program.hear().await, "persist 0");
@@ -78,7 +92,7 @@ impl Device {
     }
 }
 
-async fn all_of(mut there: TcpStream) -> std::io::Result<usize> {
+pub async fn all_of(mut there: TcpStream) -> std::io::Result<usize> {
     let mut bytes = Vec::new();
     let read = timeout(PATIENCE, there.read_to_end(&mut bytes)).await;
     read.expect("in time").map(|_| bytes.len())
@@ -108,7 +122,9 @@ async fn a_socket_is_carried_by_the_agent_both_ways_with_ends_that_are_ends() {
     }
     assert_eq!(info, "info 3 200000 200000 70000");
     // Nothing of it was this program's own: with the agent it is gone.
-    let (mut other, _there) = device.connected(&[]).await;
+    let mut other = device.program_around(&[("CEDOS_AGENT_WAIT", "0")]);
+    let _there = device.accept().await;
+    assert_eq!(other.hear().await, "connect 0");
     device.agent.kill().await;
     let broken = other.ask("read 1").await;
     assert_eq!(
@@ -299,7 +315,7 @@ async fn without_an_agent_that_understands_the_programs_own_engine_carries() {
 
 impl Device {
     /// The token of a connection, in hexadecimal.
-    async fn token(&self, program: &mut Program) -> String {
+    pub async fn token(&self, program: &mut Program) -> String {
         let said = program.ask("token").await;
         let token = said
             .strip_prefix("token ")
@@ -310,7 +326,7 @@ impl Device {
     }
 
     /// What another program hears that opens a connection again.
-    async fn reopen(&self, token: &str) -> (Program, String) {
+    pub async fn reopen(&self, token: &str) -> (Program, String) {
         let mut program = self.program(&[token]);
         let said = program.hear().await;
         (program, said)
@@ -323,7 +339,7 @@ async fn killed(program: &mut Program) {
 }
 
 /// Bytes that do not repeat.
-fn content(count: usize) -> Vec<u8> {
+pub fn content(count: usize) -> Vec<u8> {
     (0..count as u64)
         .map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u8)
         .collect()

@@ -22,6 +22,14 @@ pub struct CarriedByLink {
 }
 
 impl CarriedByLink {
+    /// For a flow of which others have carried this much, towards this device and from it.
+    pub fn after(moved: (u64, u64)) -> CarriedByLink {
+        CarriedByLink {
+            assigned: moved,
+            ..CarriedByLink::default()
+        }
+    }
+
     /// Assigns what moved since the last call. `moved`: the flow's bytes so far, towards this device and
     /// from it; `links`: what the session's links have carried.
     pub fn assign(&mut self, moved: (u64, u64), links: &[impl CarryingLink]) {

@@ -65,6 +65,26 @@ static long copy(long count, const char *path) {
     return all;
 }
 
+/* All that the file has. */
+static long send_file(const char *path) {
+    static char bytes[65536];
+    FILE *file = fopen(path, "r");
+    long all = 0;
+    size_t more;
+    NEED(file);
+    while ((more = fread(bytes, 1, sizeof bytes, file)) > 0) {
+        for (size_t done = 0; done < more;) {
+            ssize_t n = d2tp_send(fd, bytes + done, more - done, 0);
+            if (n < 0)
+                return -1;
+            done += (size_t)n;
+        }
+        all += (long)more;
+    }
+    NEED(fclose(file) == 0);
+    return all;
+}
+
 static void token(void) {
     unsigned char bytes[D2TP_TOKEN_BYTES + 1];
     socklen_t len = sizeof bytes;
@@ -156,6 +176,10 @@ int main(int argc, char **argv) {
             char path[200];
             NEED(sscanf(line, "%*s %*s %199s", path) == 1);
             said("copy", copy(value, path));
+        } else if (strcmp(word, "file") == 0) {
+            char path[200];
+            NEED(sscanf(line, "%*s %*s %199s", path) == 1);
+            said("file", send_file(path));
         } else if (strcmp(word, "token") == 0) {
             token();
         } else if (strcmp(word, "flush") == 0) {

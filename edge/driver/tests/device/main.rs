@@ -3,6 +3,7 @@
 mod datagrams;
 mod early_data;
 mod hop;
+mod lease;
 mod links;
 mod local_hints;
 mod loopback;
