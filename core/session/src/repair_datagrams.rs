@@ -115,10 +115,12 @@ impl Session {
 
     /// Whether a datagram waits that repairs a loss and may leave on this path now.
     pub(crate) fn takes_repair(&self, path: &SessionPath) -> bool {
-        let Some((flow, bytes)) = self.datagrams.repair_for(path.id) else {
+        // First what costs nothing: most paths fetch nothing.
+        let waiting = path.fetches().then(|| self.datagrams.repair_for(path.id));
+        let Some((flow, bytes)) = waiting.flatten() else {
             return false;
         };
-        path.fetches() && (!path.gated || self.repair_grant(flow, path.id) >= bytes as u64)
+        !path.gated || self.repair_grant(flow, path.id) >= bytes as u64
     }
 
     /// Records that a datagram of so many bytes left on this path which repairs a loss.

@@ -356,7 +356,7 @@ mod tests {
             let mut options = OpenOptions::new();
             options.read(true).write(true).create(true);
             let file = options.open(dir.path().join("lease")).expect("a file");
-            InstanceLease::in_file(file, boot).expect("one")
+            InstanceLease::in_file(file, dir.path().join("lease"), boot).expect("one")
         };
         let first = in_boot(1).number;
         let again = in_boot(1);
