@@ -265,6 +265,11 @@ fn owner_prefix(device: PublicKey, server: PublicKey) -> String {
     format!("{:016x}", u64::from_be_bytes(*bytes))
 }
 
+/// Held by tests that give up a lease and take it again, and by those that start a process: until it runs its program, that has
+/// all locks of this one.
+#[cfg(test)]
+pub(crate) static FORKING: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -277,6 +282,7 @@ mod tests {
 
     #[test]
     fn it_is_one_process_s_and_then_the_next_one_s_with_epochs_that_nobody_used() {
+        let _alone = FORKING.lock();
         let dir = tempfile::tempdir().expect("a directory");
         let (first, second) = (take(dir.path()), take(dir.path()));
         assert_ne!(first.number, second.number);
@@ -293,6 +299,7 @@ mod tests {
 
     #[test]
     fn what_somebody_waits_for_is_only_for_who_continues_it() {
+        let _alone = FORKING.lock();
         let dir = tempfile::tempdir().expect("a directory");
         let first = take(dir.path());
         let record = |process| LeaseRecord {
@@ -326,6 +333,7 @@ mod tests {
 
     #[test]
     fn what_is_used_up_or_damaged_begins_anew() {
+        let _alone = FORKING.lock();
         let dir = tempfile::tempdir().expect("a directory");
         let mut known = vec![take(dir.path()).number];
         let name = format!("instances/{}.0", owner_prefix(WHO.0, WHO.1));
@@ -350,6 +358,7 @@ mod tests {
 
     #[test]
     fn a_number_of_an_earlier_boot_is_nobody_s_any_more() {
+        let _alone = FORKING.lock();
         // R-HS-2
         let dir = tempfile::tempdir().expect("a directory");
         let in_boot = |boot| {

@@ -132,10 +132,12 @@ mod tests {
         };
         assert!(record(std::process::id()).is_waited_for());
         assert!(!record(0).is_waited_for());
+        let alone = crate::instance_lease::FORKING.lock();
         let mut child = std::process::Command::new("sleep")
             .arg("600")
             .spawn()
             .expect("sleep");
+        drop(alone);
         assert_eq!(record(child.id()).awaited_flows(), [1]);
         child.kill().expect("it runs");
         let ends = std::time::Instant::now();

@@ -52,11 +52,11 @@ const SLOW_EXPIRY: Duration = Duration::from_secs(10); // a guess: four packets 
 /// Segments of end-to-end TCP that were lost and left again from copies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketRepairCounts {
-    /// Those that left by the usual way.
+    /// Segments that left again by the usual way.
     pub usual: u64,
-    /// Those that left over another link.
+    /// Segments that left again over another link.
     pub elsewhere: u64,
-    /// The bytes of those that left over another link which is metered.
+    /// The bytes of segments that left again over another link which is metered.
     pub metered_bytes: u64,
 }
 

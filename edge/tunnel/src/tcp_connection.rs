@@ -60,7 +60,7 @@ pub(crate) enum KeptAs {
 struct CopyElsewhere {
     sequence: u32,
     end: u32,
-    /// When it leaves by the usual way, if it is still missing.
+    /// When the segment leaves by the usual way, if it is still missing.
     due: Instant,
     /// The timestamp with which it left.
     timestamp: Option<u32>,

@@ -81,7 +81,7 @@ struct ReleasedCopy {
 enum LeavesElsewhere {
     /// Never: no network lost the segment, or the other link did.
     Never,
-    /// Where it arrives sooner there: the segment was lost once.
+    /// Where the segment arrives sooner there: it was lost once.
     IfSooner,
     /// Always: the segment was lost twice, or the connection makes no progress. What loses it again by the usual way costs more than a
     /// longer way.

@@ -42,7 +42,7 @@ pub struct RepairCounts {
     pub same_network: u64,
     /// Segments that this machine sent again over another network.
     pub other_network: u64,
-    /// Bytes of those that it sent over metered networks.
+    /// Bytes of segments that this machine sent again over metered networks.
     pub metered_sent_bytes: u64,
     /// Datagrams that came over metered networks beside free ones: segments that the proxy sent again, or parts of them, and ACKs.
     pub metered_received: u64,
@@ -53,7 +53,7 @@ pub struct RepairCounts {
 /// Datagrams that came over metered networks beside free ones, and their bytes, over all tunnels.
 #[derive(Debug, Default)]
 struct MeteredTally {
-    /// Those of tunnels that ended.
+    /// The datagrams, and their bytes, of tunnels that ended.
     before: (u64, u64),
     /// What the session had counted when the tunnel was opened.
     from: (u64, u64),

@@ -318,16 +318,16 @@ impl PlayerCommand {
 }
 
 /// What is heard of an episode while a player runs.
-struct Listening {
+struct EpisodeListening {
     start_ms: u64,
     began_at: Instant,
     stored_ms: Option<u64>,
     has_begun: bool,
 }
 
-impl Listening {
-    fn from(start_ms: u64) -> Listening {
-        Listening {
+impl EpisodeListening {
+    fn from(start_ms: u64) -> EpisodeListening {
+        EpisodeListening {
             start_ms,
             began_at: Instant::now(),
             stored_ms: None,
@@ -484,7 +484,7 @@ async fn run_player(
     let (heard, position) = watch::channel(MpvPosition::default());
     let hearing = command.socket.clone();
     let hearing = hearing.map(|socket| tokio::spawn(hear_mpv(socket, heard)));
-    let mut listening = Listening::from(start_ms);
+    let mut listening = EpisodeListening::from(start_ms);
     let mut every = interval(STORE_EVERY);
     every.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let status = loop {
@@ -585,7 +585,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_position_before_the_one_to_begin_at_counts_only_after_a_while() {
         let mut position = MpvPosition::default();
-        let listening = Listening::from(60_000);
+        let listening = EpisodeListening::from(60_000);
         assert_eq!(listening.to_store(position), None);
         let event = |name: &str, data: Value| json!({"event": "property-change", "name": name, "data": data});
         position.note(&event("time-pos", json!(0.0)));
@@ -594,7 +594,7 @@ mod tests {
         assert_eq!(listening.to_store(position), None);
         tokio::time::advance(SETTLED_AFTER).await;
         assert_eq!(listening.to_store(position), Some((0, Some(500_500))));
-        let mut listening = Listening::from(60_000);
+        let mut listening = EpisodeListening::from(60_000);
         position.note(&event("time-pos", json!(61.25)));
         assert_eq!(listening.to_store(position), Some((61_250, Some(500_500))));
         listening.stored_ms = Some(61_250);
