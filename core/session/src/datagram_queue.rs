@@ -198,6 +198,8 @@ pub(crate) struct DatagramSendQueue {
     waiting: VecDeque<QueuedDatagram>,
     /// Whether a datagram was ever sent with a path selection.
     pub(crate) routed: bool,
+    /// Whether a datagram that repairs a loss was ever queued: until then nobody looks for one.
+    repairing: bool,
     /// The path on which datagrams leave that acknowledge, if it is another one than that of what they acknowledge.
     pub(crate) ack_carrier: Option<PathId>,
     /// The number of the next copied datagram; `None` before the first one.
@@ -222,6 +224,7 @@ impl DatagramSendQueue {
     pub(crate) fn push(&mut self, waiting: QueuedDatagram) {
         let routed = |waiting: &QueuedDatagram| waiting.route != PathSelection::Any;
         self.routed |= routed(&waiting);
+        self.repairing |= waiting.repairs.is_some();
         let rest = match self.routed {
             true => self.waiting.partition_point(routed),
             false => 0,
@@ -241,11 +244,14 @@ impl DatagramSendQueue {
 
     /// The number of datagrams that wait, but for those that repair losses.
     pub(crate) fn len_without_repairs(&self) -> usize {
-        let repairs = self
-            .waiting
-            .iter()
-            .filter(|waiting| waiting.repairs.is_some());
-        self.waiting.len() - repairs.count()
+        let repairs = match self.repairing {
+            true => {
+                let repairs = self.waiting.iter().filter(|one| one.repairs.is_some());
+                repairs.count()
+            }
+            false => 0,
+        };
+        self.waiting.len() - repairs
     }
 
     /// The number of datagrams that wait.
@@ -270,6 +276,9 @@ impl DatagramSendQueue {
 
     /// The first datagram that waits to repair a loss on this path: the flow that pays, and its bytes.
     pub(crate) fn repair_for(&self, path: PathId) -> Option<(FlowId, usize)> {
+        if !self.repairing {
+            return None;
+        }
         let mut waiting = self.waiting.iter();
         waiting.find_map(|waiting| {
             let repairs = waiting.repairs.filter(|repairs| repairs.path == path)?;

@@ -156,7 +156,7 @@ impl Flow {
         let from = session.and_then(|s| s.read_offset(self.id)).unwrap_or(0);
         let stored = StoredFlow::new(store, from);
         inner.stored.insert(self.key(), stored);
-        inner.store_received();
+        inner.store_received_of(self.key());
         from
     }
 
@@ -272,8 +272,7 @@ impl Flow {
         if inner.was_left(session, id) {
             return Poll::Ready(Err(io::Error::other(FlowHibernated)));
         }
-        // Bytes that were read are not found any more.
-        inner.store_received();
+        inner.store_received_of((session, id));
         let mut news = false;
         let read = inner.core.with(session, |s| {
             let read = s.read(id, usize::MAX);
@@ -382,8 +381,7 @@ impl AsyncRead for Flow {
         if inner.was_left(session, id) {
             return Poll::Ready(Err(io::Error::other(FlowHibernated)));
         }
-        // Bytes that were read are not found any more.
-        inner.store_received();
+        inner.store_received_of((session, id));
         let mut news = false;
         let read = inner.core.with(session, |s| {
             let read = s.read_into(id, buf.initialize_unfilled());

@@ -103,7 +103,7 @@ impl InstanceLease {
     /// Leases an instance again like [`InstanceLease::take_record`], in this folder.
     ///
     /// # Errors
-    /// The same.
+    /// `WouldBlock`: another process has the instance. Others: the folder or a file in it cannot be used.
     pub fn take_record_in(
         dir: &Path,
         device: PublicKey,

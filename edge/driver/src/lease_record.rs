@@ -9,8 +9,9 @@
 //! The file is not synced: it is for the time after a crash of the process, not of the machine, in which the processes that
 //! wait end too.
 
-use std::fs;
-use std::io;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 /// Identifies the format of the file.
@@ -71,7 +72,10 @@ impl LeaseRecord {
     /// Replaces the file at once: who reads it finds the old record or the new one.
     pub(crate) fn write(&self, path: &Path) -> io::Result<()> {
         let new = path.with_extension("new");
-        fs::write(&new, self.encode())?;
+        // It holds the session's keys, so it is nobody else's, whatever the folder is.
+        let mut options = OpenOptions::new();
+        let options = options.write(true).create(true).truncate(true).mode(0o600);
+        options.open(&new)?.write_all(&self.encode())?;
         fs::rename(&new, path)
     }
 
@@ -106,6 +110,8 @@ fn is_running(process: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     #[test]
@@ -119,6 +125,11 @@ mod tests {
         };
         record.write(&path).expect("write");
         assert_eq!(LeaseRecord::read(&path), Some(record.clone()));
+        let mode = fs::metadata(&path)
+            .expect("it is there")
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o777, 0o600, "nobody else reads the session's keys");
         for bytes in [&b"LR1\n"[..], b"LR2\n\0\0\0\0", b"LR1\n\0\0\0\x01short"] {
             assert_eq!(LeaseRecord::decode(bytes), None);
         }

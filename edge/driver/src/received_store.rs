@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use d2tp_session::{FlowId, SessionId};
+use d2tp_session::{Endpoint, FlowId, SessionId};
 
 use crate::driver_core::DriverCore;
 
@@ -45,26 +45,39 @@ impl StoredFlow {
     }
 }
 
+impl StoredFlow {
+    /// Stores what arrived of the flow and is not stored.
+    fn catch_up(&mut self, core: &Endpoint, (session, flow): (SessionId, FlowId)) {
+        let Some(session) = core.session(session) else {
+            return;
+        };
+        let Some((to, is_end)) = session.arrived_to(flow) else {
+            return;
+        };
+        if to <= self.kept_to && is_end == self.is_ended {
+            return;
+        }
+        session.visit_unread(flow, self.kept_to, |offset, bytes| {
+            self.store.keep(offset, bytes);
+        });
+        self.kept_to = self.kept_to.max(to);
+        self.is_ended |= is_end;
+        self.store.commit(self.kept_to, self.is_ended);
+    }
+}
+
 impl DriverCore {
     /// Stores what arrived of each flow that has a store. What is acknowledged after that is kept.
     pub(crate) fn store_received(&mut self) {
-        let DriverCore { core, stored, .. } = self;
-        for ((session, flow), stored) in stored {
-            let Some(session) = core.session(*session) else {
-                continue;
-            };
-            let Some((to, is_end)) = session.arrived_to(*flow) else {
-                continue;
-            };
-            if to <= stored.kept_to && is_end == stored.is_ended {
-                continue;
-            }
-            session.visit_unread(*flow, stored.kept_to, |offset, bytes| {
-                stored.store.keep(offset, bytes);
-            });
-            stored.kept_to = stored.kept_to.max(to);
-            stored.is_ended |= is_end;
-            stored.store.commit(stored.kept_to, stored.is_ended);
+        for (flow, stored) in &mut self.stored {
+            stored.catch_up(&self.core, *flow);
+        }
+    }
+
+    /// Stores what arrived of one flow, if it has a store: bytes that were read are not found any more.
+    pub(crate) fn store_received_of(&mut self, flow: (SessionId, FlowId)) {
+        if let Some(stored) = self.stored.get_mut(&flow) {
+            stored.catch_up(&self.core, flow);
         }
     }
 }

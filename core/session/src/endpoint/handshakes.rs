@@ -138,7 +138,7 @@ impl Endpoint {
             _ => self.read_syn(message, &mut payload),
         };
         let Some((responder, syn)) = read else {
-            if kind == PacketKind::Wake && !proved {
+            if kind == PacketKind::Wake {
                 self.count_doubtful_wake(now);
             }
             return;
