@@ -4,6 +4,7 @@
 //!  lo1500     one namespace, its lo at MTU 1500              127.0.0.1 ──▶ 127.0.0.1
 //!  veth1500   two namespaces, a veth pair at MTU 1500        10.77.0.1 ──▶ 10.77.0.2
 //!             receive work of each end steered (RPS) to the core of the process at that end
+//!  veth9000   the same at MTU 9000: jumbo frames
 //! ```
 //!
 //! Without steering, a veth's receive work runs on the core that sent, so TCP would measure the
@@ -28,8 +29,10 @@ use rtnetlink::{LinkUnspec, LinkVeth};
 
 use crate::placement::{ProcessPlacement, RECEIVER_CORE, SENDER_CORE};
 
-/// MTU of every network here: what the Internet carries.
+/// The MTU of the Internet.
 pub const MTU_BYTES: u32 = 1500;
+/// The MTU of networks with jumbo frames.
+const MTU_JUMBO_BYTES: u32 = 9000;
 
 const SENDER_LINK: &str = "bench-snd";
 /// The interface of [`BenchNetworkKind::Veth1500`] at the receiver.
@@ -46,6 +49,8 @@ pub enum BenchNetworkKind {
     Lo1500,
     /// A veth pair between two fresh namespaces, MTU 1500
     Veth1500,
+    /// A veth pair between two fresh namespaces, MTU 9000
+    Veth9000,
 }
 
 impl BenchNetworkKind {
@@ -54,6 +59,7 @@ impl BenchNetworkKind {
         match self {
             Self::Lo1500 => "lo1500",
             Self::Veth1500 => "veth1500",
+            Self::Veth9000 => "veth9000",
         }
     }
 }
@@ -73,7 +79,8 @@ impl BenchNetwork {
     pub fn make(kind: BenchNetworkKind) -> Result<Self> {
         let made = match kind {
             BenchNetworkKind::Lo1500 => lo(),
-            BenchNetworkKind::Veth1500 => veth(),
+            BenchNetworkKind::Veth1500 => veth(MTU_BYTES),
+            BenchNetworkKind::Veth9000 => veth(MTU_JUMBO_BYTES),
         };
         made.with_context(|| format!("the network {} could not be made", kind.name()))
     }
@@ -132,7 +139,7 @@ fn lo() -> Result<BenchNetwork> {
     })
 }
 
-fn veth() -> Result<BenchNetwork> {
+fn veth(mtu: u32) -> Result<BenchNetwork> {
     let sender = new_namespace()?;
     let receiver = new_namespace()?;
     // Before the devices exist: they take the namespace's default when they are made, which may be
@@ -151,13 +158,13 @@ fn veth() -> Result<BenchNetwork> {
                 .build();
             handle.link().add(pair).execute().await?;
             bring_up_lo(&handle).await?;
-            bring_up(&handle, SENDER_LINK, SENDER_ADDRESS).await
+            bring_up(&handle, SENDER_LINK, SENDER_ADDRESS, mtu).await
         })
     })?;
     in_namespace(&receiver, || {
         netlink(async |handle| {
             bring_up_lo(&handle).await?;
-            bring_up(&handle, RECEIVER_LINK, RECEIVER_ADDRESS).await
+            bring_up(&handle, RECEIVER_LINK, RECEIVER_ADDRESS, mtu).await
         })
     })?;
     let steered = in_namespace(&sender, || steer(SENDER_LINK, SENDER_CORE))
@@ -172,7 +179,7 @@ fn veth() -> Result<BenchNetwork> {
     };
     Ok(BenchNetwork {
         receiver_address: RECEIVER_ADDRESS.into(),
-        notes: format!("veth pair between two namespaces, MTU {MTU_BYTES}, {steering}"),
+        notes: format!("veth pair between two namespaces, MTU {mtu}, {steering}"),
         sender,
         receiver,
     })
@@ -184,7 +191,7 @@ async fn bring_up_lo(handle: &rtnetlink::Handle) -> Result<()> {
     Ok(handle.link().set(lo).execute().await?)
 }
 
-async fn bring_up(handle: &rtnetlink::Handle, link: &str, address: Ipv4Addr) -> Result<()> {
+async fn bring_up(handle: &rtnetlink::Handle, link: &str, address: Ipv4Addr, mtu: u32) -> Result<()> {
     use futures_util::TryStreamExt;
     let found = handle
         .link()
@@ -199,7 +206,7 @@ async fn bring_up(handle: &rtnetlink::Handle, link: &str, address: Ipv4Addr) -> 
         .add(found.header.index, address.into(), PREFIX_BITS)
         .execute()
         .await?;
-    let up = LinkUnspec::new_with_name(link).mtu(MTU_BYTES).up().build();
+    let up = LinkUnspec::new_with_name(link).mtu(mtu).up().build();
     handle.link().set(up).execute().await?;
     Ok(())
 }

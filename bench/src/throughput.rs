@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use cedos_terminal::{print_stderr, print_stdout};
+use clap::ValueEnum;
 
 use crate::meter::{GRACE_ON_ONE_MACHINE, MeterPlan};
 use crate::network::{self, BenchNetwork, BenchNetworkKind};
@@ -117,7 +118,7 @@ pub fn run(options: &ThroughputOptions) -> Result<()> {
 }
 
 fn chosen_networks(names: &[String]) -> Result<Vec<BenchNetworkKind>> {
-    let every = [BenchNetworkKind::Lo1500, BenchNetworkKind::Veth1500];
+    let every = BenchNetworkKind::value_variants();
     if names.iter().any(|name| name == "all") {
         return Ok(every.to_vec());
     }
@@ -125,9 +126,13 @@ fn chosen_networks(names: &[String]) -> Result<Vec<BenchNetworkKind>> {
         .iter()
         .map(|name| {
             every
-                .into_iter()
+                .iter()
                 .find(|kind| kind.name() == name)
-                .with_context(|| format!("no network is called {name:?}: lo1500, veth1500 or all"))
+                .copied()
+                .with_context(|| {
+                    let known: Vec<_> = every.iter().map(|kind| kind.name()).collect();
+                    format!("no network is called {name:?}: {} or all", known.join(", "))
+                })
         })
         .collect()
 }

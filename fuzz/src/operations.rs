@@ -527,8 +527,10 @@ impl World {
             }
             Action::SayTooBig => {
                 let size = 1200 + usize::from(arg);
-                self.device
-                    .on_too_big(now, LinkId(u32::from(arg & 1)), size);
+                for id in self.device.ids() {
+                    let link = LinkId(u32::from(arg & 1));
+                    let _ = self.device.with(id, |s| s.on_too_big(now, link, size));
+                }
                 self.pump();
             }
         }

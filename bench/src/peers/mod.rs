@@ -22,7 +22,8 @@ pub use bench_peer::BenchPeer;
 /// Every transport of this build, in the order of the table.
 pub fn all() -> Vec<Box<dyn BenchPeer>> {
     vec![
-        Box::new(udp::Udp),
+        Box::new(udp::Udp::plain()),
+        Box::new(udp::Udp::sealed()),
         Box::new(tcp::Tcp::plain()),
         Box::new(tcp::Tcp::multipath()),
         Box::new(tls::TcpTls),

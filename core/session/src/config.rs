@@ -2,6 +2,7 @@
 
 use d2tp_seal::CipherSuite;
 use d2tp_time::Span;
+use d2tp_wire::DATAGRAM_MAX_BYTES;
 
 use crate::ack_offload_state::AckOffload;
 use crate::cid_share::CidShare;
@@ -72,7 +73,7 @@ pub struct EndpointConfig {
     pub flow_memory: u64,
     /// The most flows that a peer may have open at once in a session.
     pub flows_max: usize,
-    /// The largest UDP payload that path MTU discovery tries.
+    /// The largest UDP payload that path MTU discovery tries over IPv4; 20 bytes less over IPv6.
     pub mtu_max: u16,
     /// Congestion control of new paths.
     pub congestion: CongestionKind,
@@ -197,7 +198,7 @@ impl Default for EndpointConfig {
             memory: MemoryPool::default(),
             flow_memory: 0,
             flows_max: 1_024,
-            mtu_max: 1472,
+            mtu_max: DATAGRAM_MAX_BYTES as u16,
             congestion: CongestionKind::default(),
             known_rate: None,
             drwa: None,

@@ -776,7 +776,10 @@ impl Endpoint {
             slot.in_ack_due_queue = false;
             if let Some(transmit) = slot.session.poll_due_ack(now, buf) {
                 self.note_stream(id, &transmit);
-                return Some(transmit);
+                return Some(Transmit {
+                    session: Some(id),
+                    ..transmit
+                });
             }
         }
         while let Some(id) = self.ready.pop_front() {
@@ -788,7 +791,10 @@ impl Endpoint {
                 // The session may have more to send: it moves to the end of the queue, so that
                 // sessions take turns.
                 self.book_changes(id);
-                return Some(*transmit);
+                return Some(Transmit {
+                    session: Some(id),
+                    ..*transmit
+                });
             }
             self.book_changes(id);
             if self.ready.back() == Some(&id) {
@@ -856,6 +862,7 @@ impl Endpoint {
                 let len = early.write(now, &mut half.keys, &mut slot.session, buf);
                 if len > 0 {
                     return Some(Transmit {
+                        session: None,
                         link: half.addresses.link,
                         local: half.addresses.local,
                         remote: half.addresses.remote,
@@ -917,13 +924,11 @@ impl Endpoint {
         }
     }
 
-    /// Handles the error of a link's socket that refused a datagram of `size` bytes.
-    pub fn on_too_big(&mut self, now: Time, link: crate::link::LinkId, size: usize) {
-        let ids: Vec<SessionId> = self.ids();
-        for id in ids {
-            if let Some(slot) = self.slot(id) {
-                slot.session.on_too_big(now, link, size);
-            }
+    /// Handles the error of a link's socket that refused a datagram of `size` bytes of this batch. The refusal is about the
+    /// way to the batch's destination, and says nothing of other sessions.
+    pub fn on_too_big(&mut self, now: Time, transmit: &Transmit, size: usize) {
+        if let Some(slot) = transmit.session.and_then(|id| self.slot(id)) {
+            slot.session.on_too_big(now, transmit.link, size);
         }
     }
 
@@ -943,6 +948,7 @@ impl Endpoint {
 fn stateless(to: Addresses, bytes: &[u8], buf: &mut [u8]) -> Transmit {
     buf[..bytes.len()].copy_from_slice(bytes);
     Transmit {
+        session: None,
         link: to.link,
         local: to.local,
         remote: to.remote,

@@ -25,7 +25,7 @@ use crate::path_scheduler::{CopyProgress, PathCandidate, PathScheduler};
 use crate::recovery::Recovery;
 use crate::recovery::WindowRestore;
 use crate::slow_path::DatagramQueueBound;
-use crate::stream_path_state::{StreamPathState, datagram_max};
+use crate::stream_path_state::StreamPathState;
 
 /// The state of a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -187,7 +187,7 @@ impl SessionPath {
         config: &EndpointConfig,
         cid_remote: Cid,
     ) -> Self {
-        let mtu = MtuDiscovery::new(datagram_max(config, &addresses));
+        let mtu = MtuDiscovery::new(config.mtu_max, addresses.remote.is_ipv6());
         let datagram = mtu.current() as u64;
         let mut path = SessionPath {
             id,

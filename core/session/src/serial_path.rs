@@ -190,7 +190,7 @@ mod tests {
         ] {
             path.addresses.remote = remote;
             path.set_carrier(&config);
-            assert_eq!((path.mtu.current(), path.mtu.probe()), (bytes, None));
+            assert_eq!((path.mtu.current(), path.mtu.probe(u64::MAX)), (bytes, None));
         }
     }
 

@@ -23,7 +23,7 @@ use crate::path::SessionPath;
 use crate::session::Session;
 use crate::session_state::{Role, SessionState};
 use crate::stream_path_state::{
-    STREAM_ROOM_BYTES, StreamPathId, StreamPathState, StreamWindow, datagram_max,
+    STREAM_ROOM_BYTES, StreamPathId, StreamPathState, StreamWindow,
 };
 
 impl SessionPath {
@@ -44,7 +44,7 @@ impl SessionPath {
             self.mtu = MtuDiscovery::fixed(DATAGRAM_MAX_BYTES as u16);
             self.recovery.controller = Box::new(StreamWindow::new());
         } else if !on_stream && self.stream.is_some() {
-            self.mtu = MtuDiscovery::new(datagram_max(config, &self.addresses));
+            self.mtu = MtuDiscovery::new(config.mtu_max, self.addresses.remote.is_ipv6());
             let datagram = self.mtu.current() as u64;
             self.recovery.controller = config.new_controller(datagram);
         }

@@ -6,9 +6,7 @@ use std::net::{Ipv6Addr, SocketAddr};
 use d2tp_time::{Span, Time};
 use d2tp_wire::DATAGRAM_MAX_BYTES;
 
-use crate::config::EndpointConfig;
 use crate::congestion::{AckEvent, Controller, SiblingPaths, WINDOW_INITIAL_DATAGRAMS};
-use crate::link::Addresses;
 
 /// Bytes that a new stream path may pass to the driver before the driver reports room: one batch.
 /// Larger: more bytes stay in queues when the path is abandoned.
@@ -101,14 +99,6 @@ pub(crate) struct StreamPathState {
     pub(crate) room: u64,
     /// Whether the connection has ended, so that nothing is sent there any more.
     pub(crate) closed: bool,
-}
-
-/// The largest datagram to be tried on a path.
-pub(crate) fn datagram_max(config: &EndpointConfig, addresses: &Addresses) -> u16 {
-    match addresses.remote.is_ipv6() {
-        true => config.mtu_max.saturating_sub(20),
-        false => config.mtu_max,
-    }
 }
 
 #[cfg(test)]

@@ -258,7 +258,7 @@ impl Session {
                     );
                 });
                 path.wants = own;
-                if outcome.lost_size > 0 && path.mtu.on_loss(outcome.lost_size) {
+                if outcome.lost_size > 0 && path.mtu.on_loss(now, outcome.lost_size) {
                     path.recovery
                         .controller
                         .set_datagram(path.mtu.current() as u64);

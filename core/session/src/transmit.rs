@@ -23,6 +23,7 @@ use crate::path::{PathState, SessionPath};
 use crate::path_scheduler::{CopyMode, PacketCopy, SendBacklog, UNSENT_MAX};
 use crate::sent_packet::SentPacket;
 use crate::session::{Session, on_frame_fate, say};
+use crate::session_id::SessionId;
 use crate::session_state::SessionState;
 use crate::trace::TraceRecord;
 
@@ -43,6 +44,8 @@ const DATA_MIN: usize = 32;
 /// shorter).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transmit {
+    /// The session that sends, if it is established.
+    pub session: Option<SessionId>,
     /// The link to send on.
     pub link: LinkId,
     /// The source address, if the link has several.
@@ -158,6 +161,7 @@ impl Session {
         };
         let n = self.write_packet(due, &terms, &mut buf[..size]);
         (n > 0).then_some(Transmit {
+            session: None,
             link: at.link,
             local: at.local,
             remote: at.remote,
@@ -219,6 +223,7 @@ impl Session {
                 .note(TraceRecord::HandshakeSent { link, epoch });
         }
         Some(Transmit {
+            session: None,
             link: to.link,
             local: to.local,
             remote: to.remote,
@@ -373,6 +378,7 @@ impl Session {
             segment = at;
         }
         Some(Transmit {
+            session: None,
             link: addresses.link,
             local: addresses.local,
             remote: addresses.remote,
@@ -383,13 +389,12 @@ impl Session {
 
     fn write_mtu_probe(&mut self, now: Time, slot: usize, buf: &mut [u8]) -> Option<usize> {
         let path = self.paths.at(slot);
-        let size = path.mtu.probe()?;
+        let size = path.mtu.probe(path.payload_in + path.payload_out)?;
         if !path.validated
             || path.state != PathState::Active
             || !path.recovery.rtt.is_measured()
             || path.status != PathStatus::Available
             || path.gated
-            || path.payload_in + path.payload_out < MTU_PROBE_AFTER
             || path.room() < size as u64
             || buf.len() < size
         {
@@ -609,8 +614,6 @@ const DATA_UNPROVED_MIN: usize = 600;
 /// The sequence number of the PATH_STATUS of a closed path: the last one.
 const PATH_GONE_SEQ: u64 = u32::MAX as u64;
 
-/// Payload bytes that a path carries before its MTU is probed: short exchanges do not need it.
-const MTU_PROBE_AFTER: u64 = 8 * 1024;
 /// R-PATH-9: the size of a probe of a quiet gated path, in bytes. Higher: costs more money. Lower
 /// than a challenge with a short ACK: a server could answer only the second probe from an address that
 /// is not validated.

@@ -212,7 +212,7 @@ impl DriverEngine {
                     return false;
                 }
                 Err(error) if d2tp_udp::is_too_big(&error) => {
-                    inner.core.on_too_big(now, transmit.link, transmit.segment);
+                    inner.core.on_too_big(now, &transmit, transmit.segment);
                     return true;
                 }
                 Err(error) => {

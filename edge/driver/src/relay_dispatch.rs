@@ -147,7 +147,7 @@ pub(crate) fn send(
     if let Err(error) = put_relayed(sockets, streams, &route, &wrapped, stride)
         && d2tp_udp::is_too_big(&error)
     {
-        inner.core.on_too_big(now, transmit.link, transmit.segment);
+        inner.core.on_too_big(now, transmit, transmit.segment);
     }
     inner.relays.scratch = wrapped;
 }

@@ -743,7 +743,7 @@ impl SimDevice {
                 format!("sends {bytes} on {name}, {hash:08x}: {verdict:?}")
             });
             if verdict == cedos_lab_link::PushOutcome::TooBig {
-                endpoint.on_too_big(core_now, t.link, datagram.len());
+                endpoint.on_too_big(core_now, t, datagram.len());
             }
         })?;
         self.close_streams(network);

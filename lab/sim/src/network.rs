@@ -344,6 +344,11 @@ impl SimNetwork {
         }
     }
 
+    /// Whether the proxy's own link, an Ethernet, refuses a datagram of this size.
+    pub(crate) fn is_too_big_for_proxy(&self, to: SocketAddr, datagram_bytes: usize) -> bool {
+        datagram_bytes + headers_bytes(to) > PROXY_MTU_BYTES
+    }
+
     /// Sends a datagram of the proxy. Returns the link, if its address leads to one.
     pub(crate) fn send_down(
         &mut self,
@@ -579,6 +584,9 @@ fn reaches_proxy(to: SocketAddr) -> bool {
     to.port() == PROXY_PORT
         && (to.ip() == PROXY_V4 || to.ip() == PROXY_V6 || to.ip() == nat64(PROXY_V4))
 }
+
+/// The MTU of the proxy's own link, as that of the lab's internet.
+const PROXY_MTU_BYTES: usize = 1500;
 
 fn headers_bytes(local: SocketAddr) -> usize {
     if local.is_ipv6() {

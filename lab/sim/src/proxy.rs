@@ -297,13 +297,17 @@ impl Proxy {
         buf: &mut [u8],
         log: &mut Log,
     ) -> Result<bool, SimFault> {
-        self.host.transmit(now, buf, |_, t, datagram| {
+        let core_now = self.host.clock.core(now);
+        self.host.transmit(now, buf, |endpoint, t, datagram| {
             if let Some(stream) = StreamPathId::of(&t.remote) {
                 network.streams.send(stream, datagram);
                 return log.note(now, "proxy", || {
                     let (bytes, hash) = (datagram.len(), log::hash(datagram));
                     format!("sends {bytes} in stream {}, {hash:08x}", stream.0)
                 });
+            }
+            if network.is_too_big_for_proxy(t.remote, datagram.len()) {
+                return endpoint.on_too_big(core_now, t, datagram.len());
             }
             let outcome = network.send_down(now, t.remote, datagram);
             log.note(now, "proxy", || {

@@ -555,10 +555,17 @@ impl VideoSimulation {
             for datagram in self.buffer[..t.len].chunks(t.segment) {
                 let verdict = (self.network).send_up(now, t.link.0 as usize, t.remote, datagram);
                 debug_assert_ne!(verdict, PushOutcome::Down);
+                if verdict == PushOutcome::TooBig {
+                    self.device.on_too_big(now, &t, t.segment);
+                }
             }
         }
         while let Some(t) = self.server.poll_transmit(now, &mut self.buffer) {
             for datagram in self.buffer[..t.len].chunks(t.segment) {
+                if self.network.is_too_big_for_proxy(t.remote, t.segment) {
+                    self.server.on_too_big(now, &t, t.segment);
+                    break;
+                }
                 self.network.send_down(now, t.remote, datagram);
             }
         }

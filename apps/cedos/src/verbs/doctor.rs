@@ -597,10 +597,15 @@ fn check_namespaces() -> Finding {
     if nix::unistd::geteuid().is_root() {
         return Finding::good(name, "this is root");
     }
-    let none = read_number("/proc/sys/user/max_user_namespaces") == Some(0);
-    let forbidden = read_number("/proc/sys/kernel/unprivileged_userns_clone") == Some(0);
-    let by_apparmor =
-        read_number("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == Some(1);
+    namespaces_of_user(read_number)
+}
+
+/// Whether the kernel's settings, by the paths of their files, let an ordinary user make namespaces.
+fn namespaces_of_user(setting: impl Fn(&str) -> Option<u64>) -> Finding {
+    let name = "namespaces";
+    let none = setting("/proc/sys/user/max_user_namespaces") == Some(0);
+    let forbidden = setting("/proc/sys/kernel/unprivileged_userns_clone") == Some(0);
+    let by_apparmor = setting("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == Some(1);
     let advice = match (none, forbidden, by_apparmor) {
         (true, ..) => "sysctl user.max_user_namespaces=10000",
         (_, true, _) => "sysctl kernel.unprivileged_userns_clone=1",
@@ -754,6 +759,24 @@ mod tests {
         let small = path_finding(PACKET_BYTES_FIRST, rtt);
         assert_eq!(small.status, FindingStatus::Note);
         assert_eq!(path_finding(1472, rtt).status, FindingStatus::Good);
+    }
+
+    #[test]
+    fn what_forbids_namespaces_to_ordinary_users_is_named() {
+        let with = |name: &'static str, value| {
+            namespaces_of_user(move |path| path.ends_with(name).then_some(value))
+        };
+        for (name, value) in [
+            ("max_user_namespaces", 0),
+            ("unprivileged_userns_clone", 0),
+            ("apparmor_restrict_unprivileged_userns", 1),
+        ] {
+            let found = with(name, value);
+            assert_eq!(found.status, FindingStatus::Note);
+            assert!(found.advice.unwrap().contains(name));
+            assert_eq!(with(name, 1 - value).status, FindingStatus::Good);
+        }
+        assert_eq!(namespaces_of_user(|_| None).status, FindingStatus::Good);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! From nothing to a transfer: `cedos prox invite`, `join`, `prox client`, `config` and `doctor` as programs.
 
 mod agent_unit;
+mod doctor;
 mod enrol;
 mod files;
 mod limits;

@@ -107,7 +107,7 @@ impl Session {
         }
         if outcome.lost_size > 0
             && outcome.acked_size < outcome.lost_size
-            && path.mtu.on_loss(outcome.lost_size)
+            && path.mtu.on_loss(now, outcome.lost_size)
         {
             path.recovery
                 .controller

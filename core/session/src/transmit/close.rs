@@ -65,6 +65,7 @@ impl Session {
             sent.note(SentFrame::Session { what: say::CLOSE });
             self.seal_packet(slot, sent, &mut buf[..end]);
             Some(Transmit {
+                session: None,
                 link: at.link,
                 local: at.local,
                 remote: at.remote,
@@ -155,6 +156,7 @@ impl Session {
             self.paths.at(slot).tx_bytes = told;
         }
         Transmit {
+            session: None,
             link: at.link,
             local: at.local,
             remote: at.remote,

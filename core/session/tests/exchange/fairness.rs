@@ -52,6 +52,7 @@ fn ratio_through(
             mirroring: Mirroring::Never,
             // Who gets how much falls by phase: the start is as it was when the bounds were set.
             hybrid: HybridPolicy::Off,
+            mtu_max: 1472,
             ..config()
         });
         for wire in p.wires.values_mut() {
@@ -103,6 +104,7 @@ fn beside_new_reno(mirroring: Mirroring, queue: Queue) -> (f64, PathStats) {
             mirroring,
             // Who gets how much falls by phase: the start is as it was when the bounds were set.
             hybrid: HybridPolicy::Off,
+            mtu_max: 1472,
             ..config()
         });
         let wire = p.wires.get_mut(&0).unwrap();
@@ -195,6 +197,7 @@ fn through_separate(queues: [(u64, u64); 2], others: bool) -> [u64; 2] {
             let mut p = Pair::with(EndpointConfig {
                 mirroring: Mirroring::Never,
                 hybrid: HybridPolicy::Off,
+                mtu_max: 1472,
                 ..config()
             });
             for (link, queue) in (0..).zip(uses) {

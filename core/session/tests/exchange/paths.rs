@@ -483,3 +483,27 @@ fn a_path_whose_limit_is_lifted_finds_its_datagram_size_as_if_there_had_been_non
         p.assert_right(flow);
     }
 }
+
+#[test]
+fn jumbo_frames_are_used_where_the_link_carries_them_and_after_much_payload() {
+    let at_server = |p: &Pair| {
+        let server = p.server.session(p.server_session().unwrap()).unwrap();
+        server.path_stats()[0].clone()
+    };
+    for (link_carries, found) in [(8_972, 8_972), (9_000, 8_972), (8_000, 1_472), (1_472, 1_472)] {
+        let mut p = Pair::new();
+        let wire = p.wires.get_mut(&0).unwrap();
+        (wire.datagram_max, wire.rate) = (link_carries, 2_000_000);
+        p.open_path(0, false);
+        let little = p.request(200_000, FlowOptions::default());
+        assert!(p.run_until(Span::from_secs(60), |p| p.is_whole(little)));
+        assert_eq!(at_server(&p).mtu, 1_472, "after 200 kB");
+        let much = p.request(2_000_000, FlowOptions::default());
+        assert!(p.run_until(Span::from_secs(60), |p| p.is_whole(much)));
+        p.assert_right(much);
+        let path = at_server(&p);
+        assert_eq!(path.mtu, found, "a link of {link_carries}");
+        // What a link refuses never left, and is no loss.
+        assert_eq!(path.lost, 0, "a link of {link_carries}");
+    }
+}

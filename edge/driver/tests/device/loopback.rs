@@ -94,6 +94,32 @@ async fn an_exchange_takes_a_turn_of_the_engine_for_each_packet_and_no_more() {
 }
 
 #[tokio::test]
+async fn large_transfers_over_a_link_with_jumbo_frames_use_them() {
+    const SMALL: usize = 100_000;
+    const LARGE: usize = 2_000_000;
+    let server = server(Admission::Anybody);
+    let device = device(&server).await;
+    // The loopback device has an MTU of 65,536 bytes.
+    for (bytes, size) in [(SMALL, 1_472), (LARGE, 8_972)] {
+        let mut flow = device.open(FlowSettings::default()).unwrap();
+        let sends = tokio::spawn(async move {
+            flow.write_all(&vec![7; bytes]).await.unwrap();
+            flow.shutdown().await.unwrap();
+            within(std::future::poll_fn(|cx| flow.poll_finished(cx)))
+                .await
+                .unwrap();
+        });
+        let mut far = within(server.accept()).await.unwrap();
+        let mut received = Vec::new();
+        within(far.read_to_end(&mut received)).await.unwrap();
+        far.shutdown().await.unwrap();
+        within(sends).await.unwrap();
+        assert_eq!(received.len(), bytes);
+        assert_eq!(device.paths()[0].mtu, size, "after {bytes} bytes");
+    }
+}
+
+#[tokio::test]
 async fn a_device_that_closes_waits_for_the_server_alone() {
     let server = server(Admission::Anybody);
     let mut shortest = Duration::MAX;

@@ -145,6 +145,8 @@ pub struct Wire {
     pub queue: u64,
     /// The shared bottleneck towards the device, in addition to the link's own rate.
     pub behind: Option<Rc<RefCell<Bottleneck>>>,
+    /// The largest datagram, in bytes. The sender's socket refuses a larger one.
+    pub datagram_max: usize,
     pub address: SocketAddr,
     /// Whether the link is a stream: packets stay in order, and each end learns when there is room.
     pub stream: bool,
@@ -171,6 +173,7 @@ impl Wire {
             rate: 0,
             queue: 0,
             behind: None,
+            datagram_max: 1_472,
             address: address.parse().unwrap(),
             stream: false,
             serial: None,
@@ -416,6 +419,13 @@ impl Pair {
         };
         let server_address = self.server_address;
         let wire = self.wires.get_mut(&link).unwrap();
+        if t.segment > wire.datagram_max && !wire.stream {
+            let end = match to_server {
+                true => &mut self.device,
+                false => &mut self.server,
+            };
+            return end.on_too_big(self.now, &t, t.segment);
+        }
         for datagram in buf[..t.len].chunks(t.segment) {
             if !wire.up {
                 if to_server {
