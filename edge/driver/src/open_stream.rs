@@ -1,15 +1,16 @@
 //! An open stream: the task that carries its packets both ways.
 
-use std::sync::Weak;
+use std::sync::Arc;
 use std::time::Duration;
 
 use d2tp_session::{Addresses, LinkId, StreamPathId};
 use d2tp_stream::{PacketReceiver, PacketSender, StreamConnection, StreamEnd};
 
 use crate::clock;
-use crate::driver_core::{DriverCore, DriverShared};
+use crate::driver_core::DriverCore;
 use crate::relay_dispatch;
 use crate::stream_queues::StreamSignals;
+use crate::stream_worker::StreamWorker;
 
 /// How long a stream that is closed may write what waits, and then the kernel what it has.
 const CLOSE_MAX: Duration = Duration::from_secs(1); // a guess
@@ -28,7 +29,7 @@ impl DriverCore {
 
 /// A stream whose connection is open.
 pub(crate) struct OpenStream {
-    pub(crate) shared: Weak<DriverShared>,
+    pub(crate) worker: Arc<StreamWorker>,
     pub(crate) stream: StreamPathId,
     pub(crate) addresses: Addresses,
     /// Whether a device opened it at this server, so that the device's memory is charged.
@@ -66,7 +67,8 @@ impl OpenStream {
                 Ok(batch) => batch,
                 Err(end) => return end,
             };
-            let Some(shared) = self.shared.upgrade() else {
+            let worker = self.worker.lock();
+            let Some(shared) = worker.upgrade() else {
                 return StreamEnd::Closed;
             };
             let now = clock::now();
@@ -87,6 +89,7 @@ impl OpenStream {
                 }
                 !inner.accepts
             };
+            drop(worker);
             shared.wake();
             if unproven.is_some_and(|bytes| bytes > UNPROVEN_BYTES_MAX) {
                 return StreamEnd::Closed;
@@ -105,7 +108,8 @@ impl OpenStream {
             let is_asked = self.is_served && written > 0 && !is_held;
             let send_buffer = is_asked.then(|| sender.send_buffer_max());
             let next = {
-                let Some(shared) = self.shared.upgrade() else {
+                let worker = self.worker.lock();
+                let Some(shared) = worker.upgrade() else {
                     return StreamEnd::Closed;
                 };
                 let mut inner = shared.inner.lock();
@@ -126,7 +130,7 @@ impl OpenStream {
             if let Some(limit) = hold {
                 is_held = true;
                 let set = sender.hold_send_buffer(limit);
-                if let Some(shared) = self.shared.upgrade() {
+                if let Some(shared) = self.worker.lock().upgrade() {
                     let mut inner = shared.inner.lock();
                     inner.streams.recharge_send_buffer(self.stream, set);
                 }
@@ -146,7 +150,7 @@ impl OpenStream {
     /// holds for it, or a moment later; until then the device pays for that.
     pub(crate) fn end(&self, connection: StreamConnection) {
         let mut in_kernel = None;
-        if let Some(shared) = self.shared.upgrade() {
+        if let Some(shared) = self.worker.lock().upgrade() {
             let mut inner = shared.inner.lock();
             in_kernel = inner.streams.remove(self.stream);
             inner.core.on_stream_closed(clock::now(), self.stream);

@@ -18,6 +18,8 @@ use tokio::time::Instant;
 use crate::driver_core::DriverShared;
 use crate::open_stream::OpenStream;
 use crate::stream_queues::STREAM_BYTES;
+use crate::stream_worker::StreamWorker;
+use crate::workers;
 
 /// The maximum number of streams of a server. Each uses a descriptor, and the buffers of TLS.
 const STREAMS_MAX: usize = 8_192; // a guess: descriptors are left for origins
@@ -93,7 +95,8 @@ fn strangers_memory(shared: &Weak<DriverShared>) -> Option<MemoryCharge> {
 async fn until_proven(open: &OpenStream) -> bool {
     loop {
         open.signals.queued.notified().await;
-        let Some(shared) = open.shared.upgrade() else {
+        let worker = open.worker.lock();
+        let Some(shared) = worker.upgrade() else {
             return false;
         };
         let mut inner = shared.inner.lock();
@@ -117,8 +120,9 @@ async fn serve(
         let Some(shared) = shared.upgrade() else {
             return;
         };
+        let streams = workers::stream_count(&shared);
         let mut inner = shared.inner.lock();
-        if inner.streams.len() >= STREAMS_MAX || inner.stopped {
+        if streams >= STREAMS_MAX || inner.stopped {
             tracing::warn!(%peer, "no room for another stream");
             return;
         }
@@ -127,10 +131,11 @@ async fn serve(
             None => inner.new_link(),
         };
         inner.streams.served = Some(link);
-        let (stream, signals) = inner.streams.insert(link, peer);
+        let worker = StreamWorker::new(&shared);
+        let (stream, signals) = inner.streams.insert(link, peer, &worker);
         inner.streams.set_memory(stream, unproven.memory);
         OpenStream {
-            shared: Arc::downgrade(&shared),
+            worker,
             stream,
             addresses: Addresses {
                 link,

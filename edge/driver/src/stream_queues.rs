@@ -11,12 +11,14 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use d2tp_session::{
     Endpoint, LinkId, MemoryAccount, MemoryCharge, STREAM_ROOM_BYTES, StreamPathId,
 };
 use tokio::sync::Notify;
+
+use crate::stream_worker::StreamWorker;
 
 /// The most bytes that the core is asked for at once on a fast stream.
 const BATCH_BYTES_MAX: usize = STREAM_ROOM_BYTES as usize;
@@ -47,8 +49,10 @@ pub(crate) struct QueuedBatch {
 pub(crate) struct StreamClosed;
 
 /// A stream as seen by the engine.
-struct StreamQueue {
+pub(crate) struct StreamQueue {
     link: LinkId,
+    /// The worker that has the stream.
+    worker: Weak<StreamWorker>,
     batches: VecDeque<QueuedBatch>,
     /// Bytes that wait or are being written.
     bytes: usize,
@@ -313,16 +317,35 @@ impl StreamQueues {
         self.queues.get(&stream).map(|queue| queue.peer)
     }
 
+    /// Where it is recorded which worker has a stream, if it is this one.
+    pub(crate) fn worker_of(&self, stream: StreamPathId) -> Option<Arc<StreamWorker>> {
+        self.queues.get(&stream)?.worker.upgrade()
+    }
+
+    /// Takes a stream out, for another worker.
+    pub(crate) fn take(&mut self, stream: StreamPathId) -> Option<StreamQueue> {
+        self.queues.remove(&stream)
+    }
+
+    /// Takes a stream over from another worker. All workers number their sockets in the same way, and the streams of the
+    /// server after them.
+    pub(crate) fn put(&mut self, stream: StreamPathId, queue: StreamQueue) {
+        self.served = Some(queue.link);
+        self.queues.insert(stream, queue);
+    }
+
     pub(crate) fn insert(
         &mut self,
         link: LinkId,
         peer: SocketAddr,
+        worker: &Arc<StreamWorker>,
     ) -> (StreamPathId, StreamSignals) {
         let stream = StreamPathId(self.next);
         self.next += 1;
         let signals = StreamSignals::default();
         let queue = StreamQueue {
             link,
+            worker: Arc::downgrade(worker),
             batches: VecDeque::new(),
             bytes: 0,
             relayed: 0,
@@ -351,7 +374,7 @@ mod tests {
     fn stream_of(account: &MemoryAccount) -> (StreamQueues, StreamPathId) {
         let mut streams = StreamQueues::default();
         let peer = SocketAddr::from(([127, 0, 0, 1], 1));
-        let (stream, _) = streams.insert(LinkId(0), peer);
+        let (stream, _) = streams.insert(LinkId(0), peer, &Arc::default());
         assert!(streams.charge_to(stream, account));
         (streams, stream)
     }
@@ -386,7 +409,8 @@ mod tests {
         let held = streams.charge_send_buffer(stream, 2_000_000);
         assert_eq!(held, Some(SEND_BUFFER_MIN));
         // A device's own stream.
-        let (own, _) = streams.insert(LinkId(1), SocketAddr::from(([127, 0, 0, 1], 2)));
+        let peer = SocketAddr::from(([127, 0, 0, 1], 2));
+        let (own, _) = streams.insert(LinkId(1), peer, &Arc::default());
         assert_eq!(streams.charge_send_buffer(own, 2_000_000), None);
     }
 

@@ -4,18 +4,21 @@
 //!  socket 0 ─▶ engine 0 ─┐ misdirected ┌─▶ engine 0
 //!  socket 1 ─▶ engine 1 ─┴──▶ inbox ───┴─▶ engine 1      seldom: first packets, and where the kernel cannot steer
 //! ```
+//!
+//! A stream whose packets are misdirected goes to the other worker itself ([`crate::stream_worker`]).
 
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 
-use d2tp_session::{CidShare, SecretKey};
+use d2tp_session::{CidShare, SecretKey, StreamPathId};
 use d2tp_udp::LinkSocket;
 
 use crate::clock;
 use crate::driver_core::{DriverError, DriverShared};
 use crate::secrets::derive;
+use crate::stream_worker::hand_over;
 
 /// The share of a worker and its sockets; no share if it is the only one.
 type WorkerSockets = (Option<CidShare>, Vec<LinkSocket>);
@@ -107,11 +110,24 @@ pub(crate) fn exchange(shared: &DriverShared) {
     }
     // Without the lock: the other worker may be about to pass something to this one.
     for (index, packet) in sent {
-        let worker = others.get(usize::from(index)).and_then(Weak::upgrade);
-        if let Some(worker) = worker
-            && worker.workers.accept(packet)
-        {
+        let Some(worker) = others.get(usize::from(index)).and_then(Weak::upgrade) else {
+            continue;
+        };
+        if let Some(stream) = StreamPathId::of(&packet.addresses().remote) {
+            // Before the packet, whose answer goes by the stream.
+            hand_over(shared, &worker, stream);
+        }
+        if worker.workers.accept(packet) {
             worker.wake();
         }
     }
+}
+
+/// The number of streams that the workers of this one's server have.
+pub(crate) fn stream_count(shared: &DriverShared) -> usize {
+    let Some(workers) = shared.workers.others() else {
+        return shared.inner.lock().streams.len();
+    };
+    let workers = workers.iter().filter_map(Weak::upgrade);
+    workers.map(|w| w.inner.lock().streams.len()).sum()
 }
