@@ -49,6 +49,7 @@ mod access_log;
 mod acme;
 mod address_key;
 mod answer;
+mod body_gate;
 mod bucket_http;
 mod cached_fetch;
 mod charged_tcp;

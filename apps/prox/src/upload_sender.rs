@@ -93,12 +93,14 @@ async fn deliver(
     let give_up = Instant::now() + prox.config().origin_patience;
     let mut wait = prox.config().retry_wait;
     let memory = prox.origin_memory(client);
+    let mut may_use_kept_conn = true;
     loop {
         let body = SpoolHttpBody::new(spool);
         let outgoing = OriginRequestBody {
             sent: body.sent.clone(),
             body: body.boxed_unsync(),
             shares_conns_of: Some(client),
+            may_use_kept_conn,
             before_sending: stored.map(|stored| stored.clone().record_sending()),
         };
         let upstream = prox.upstream();
@@ -111,6 +113,11 @@ async fn deliver(
         );
         let refusal = match sending.await {
             Ok(response) => return Ok(response),
+            // The origin has not received the request.
+            Err(ProxRefusal::KeptConnClosed(_)) if may_use_kept_conn => {
+                may_use_kept_conn = false;
+                continue;
+            }
             Err(refusal) => refusal,
         };
         if !may_repeat(&request.method, &refusal) || Instant::now() + wait > give_up {
