@@ -7,15 +7,20 @@
 //!  /cached/N/… N bytes that every cache may keep, each path another object
 //!  /varied/…   a small answer with a large head, which varies with X-Variant
 //!  /slow/N     a byte a second: of the body where N is even, of the head where it is odd
+//!  /bomb/…     a body that is a thousand times as large when it is unpacked
 //!  PUT         reads endlessly
 //!  blast       (another port) bytes for a tunnel, as fast as they are taken
 //!  silent      (another port) accepts and sends nothing: a TLS handshake that never ends
 //! ```
 
+use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
@@ -30,6 +35,25 @@ const PACE: Duration = Duration::from_millis(16);
 const SLOW_BYTE_EVERY: Duration = Duration::from_secs(1);
 /// Bytes of a response head that never ends: just below the limit of the proxy.
 const HEAD_BYTES: usize = 60 * 1024;
+
+/// What one member of a packed body has when it is unpacked.
+const MEMBER_BYTES: usize = 16 << 20;
+/// Members of a packed body (RFC 1952 §2.2): 4 GiB when it is unpacked.
+const MEMBERS: usize = 256;
+
+/// A packed body of some megabytes, and of 4 GiB when it is unpacked.
+static BOMB: LazyLock<Vec<u8>> = LazyLock::new(|| {
+    let mut member = GzEncoder::new(Vec::new(), Compression::best());
+    let zeros = vec![0; MEMBER_BYTES];
+    member.write_all(&zeros).expect("memory takes everything");
+    let member = member.finish().expect("memory takes everything");
+    member.repeat(MEMBERS)
+});
+
+/// A packed body that is a thousand times as large when it is unpacked.
+pub fn bomb() -> &'static [u8] {
+    &BOMB
+}
 
 /// Bytes of the head of a varied answer.
 const VARIED_HEAD_BYTES: usize = 30 * 1024;
@@ -159,6 +183,22 @@ async fn answer(mut stream: TcpStream) -> std::io::Result<()> {
         let filler = field.repeat(VARIED_HEAD_BYTES / field.len());
         let fields = format!("cache-control: max-age=3600\r\nvary: x-variant\r\n{filler}");
         send_object(&mut stream, 100, &fields).await?;
+    } else if let Some(kind) = path.strip_prefix("/bomb/") {
+        let fields = match kind {
+            "" => "content-encoding: gzip\r\ncache-control: private\r\n",
+            "transfer" => "transfer-encoding: gzip\r\n",
+            _ => "content-encoding: gzip\r\ncache-control: max-age=3600\r\netag: \"1\"\r\n",
+        };
+        let length = match kind {
+            "transfer" => "connection: close\r\n".to_owned(),
+            _ => format!("content-length: {}\r\n", bomb().len()),
+        };
+        let head = format!("HTTP/1.1 200 OK\r\n{fields}{length}\r\n");
+        stream.write_all(head.as_bytes()).await?;
+        stream.write_all(bomb()).await?;
+        if kind == "transfer" {
+            return stream.shutdown().await;
+        }
     } else if let Some(number) = path.strip_prefix("/slow/") {
         let is_in_body = number.parse::<u64>().is_ok_and(|number| number % 2 == 0);
         stream.write_all(b"HTTP/1.1 200 OK\r\n").await?;
@@ -185,4 +225,18 @@ async fn answer(mut stream: TcpStream) -> std::io::Result<()> {
     }
     // The peer closes when it has enough.
     read_for_ever(stream).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bomb_is_a_thousand_times_as_large_when_it_is_unpacked() {
+        // It reads the first member alone.
+        let mut first = flate2::read::GzDecoder::new(bomb());
+        let unpacked = std::io::copy(&mut first, &mut std::io::sink()).expect("it is packed");
+        assert_eq!(unpacked, MEMBER_BYTES as u64);
+        assert!(bomb().len() * 1_000 < MEMBERS * MEMBER_BYTES);
+    }
 }
