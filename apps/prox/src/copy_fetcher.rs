@@ -435,7 +435,7 @@ impl CopyFetcher {
 }
 
 /// Whether a response has this validator; `None` if it has none of that kind.
-fn names_the_same(response: &OriginResponse, validator: &HeaderValue) -> Option<bool> {
+pub(crate) fn names_the_same(response: &OriginResponse, validator: &HeaderValue) -> Option<bool> {
     let name = match validator.as_bytes().starts_with(b"\"") {
         true => header::ETAG,
         false => header::LAST_MODIFIED,
@@ -447,7 +447,7 @@ fn names_the_same(response: &OriginResponse, validator: &HeaderValue) -> Option<
 }
 
 /// Reads `Content-Range: bytes first-last/total` or `bytes */total`: first and total.
-fn content_range(headers: &HeaderMap) -> Option<(Option<u64>, Option<u64>)> {
+pub(crate) fn content_range(headers: &HeaderMap) -> Option<(Option<u64>, Option<u64>)> {
     let text = headers.get(header::CONTENT_RANGE)?.to_str().ok()?;
     let (range, total) = text.strip_prefix("bytes ")?.trim().split_once('/')?;
     let total = match total {

@@ -22,7 +22,7 @@ use crate::spooled_body::SpooledBody;
 const DATE_STRONG_AFTER: Duration = Duration::from_secs(60);
 
 /// The head of an origin's response, ready to be forwarded.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct CopyHead {
     pub(crate) status: StatusCode,
     pub(crate) version: Version,
