@@ -23,17 +23,17 @@ const RANGE_BYTES: u64 = 100_000;
 /// How a body is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BombRequest {
-    /// As a browser that unpacks it.
+    /// A browser asks like this, and unpacks the body.
     Accepted,
-    /// As a client that says nothing of codings.
+    /// The client says nothing of codings.
     Unasked,
-    /// As a client that wants none.
+    /// The client wants no coding.
     Identity,
-    /// From the shared cache.
+    /// The shared cache may keep the body.
     Cached,
-    /// A range, for which a proxy that unpacks bodies would unpack this one.
+    /// The client asks for a range, for which a proxy that unpacks bodies would unpack this one.
     Range,
-    /// Packed for the transfer, which RFC 9112 has a recipient unpack: D2Prox refuses that.
+    /// The body is packed for the transfer, which RFC 9112 has a recipient unpack: D2Prox refuses that.
     TransferCoded,
 }
 

@@ -264,7 +264,7 @@ impl QuotaAttack {
     }
 }
 
-/// Is at all limits until the time is over.
+/// Reaches for all limits of a client until the time is over.
 ///
 /// # Errors
 /// No hostile client got in.

@@ -317,7 +317,7 @@ impl StreamQueues {
         self.queues.get(&stream).map(|queue| queue.peer)
     }
 
-    /// Where it is recorded which worker has a stream, if it is this one.
+    /// The record of which worker has a stream, if this one has it.
     pub(crate) fn worker_of(&self, stream: StreamPathId) -> Option<Arc<StreamWorker>> {
         self.queues.get(&stream)?.worker.upgrade()
     }

@@ -40,13 +40,13 @@ enum BucketDisk {
 /// What happens to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ProcessFault {
-    /// By SIGKILL.
+    /// The server ends by SIGKILL.
     Killed,
-    /// By SIGSTOP: the kernel accepts connections, and nobody answers.
+    /// The server is stopped by SIGSTOP: the kernel accepts connections, and nobody answers.
     Stopped,
-    /// It answers after longer than a node waits for what a flow needs.
+    /// The server answers after longer than a node waits for what a flow needs.
     Slow,
-    /// Its disk has no room.
+    /// The server's disk has no room.
     Full,
 }
 

@@ -867,7 +867,7 @@ async fn a_drained_node_keeps_copies_that_are_fetched_until_its_time_is_over() {
 enum StoreFault {
     Killed,
     Paused,
-    /// It answers after longer than nodes wait.
+    /// The store answers after longer than nodes wait.
     Slow,
     Full,
 }

@@ -248,14 +248,15 @@ async fn uploads_have_the_quotas_of_copies() {
 /// What an origin does with a request that waits for 100.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum OnExpect {
+    /// The origin says 100, and reads the body.
     Continue,
-    /// It waits for the body.
+    /// The origin waits for the body.
     Nothing,
-    /// It answers 417.
+    /// The origin answers 417.
     Refuse,
-    /// It closes the connection, as if it had done so before the request came.
+    /// The origin closes the connection, as if it had done so before the request came.
     Close,
-    /// It says 100, reads the body, and closes the connection.
+    /// The origin says 100, reads the body, and closes the connection.
     CloseLater,
 }
 
