@@ -39,7 +39,7 @@ enum BucketDisk {
 
 /// What happens to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ProcessFault {
+enum BucketFault {
     /// The server ends by SIGKILL.
     Killed,
     /// The server is stopped by SIGSTOP: the kernel accepts connections, and nobody answers.
@@ -154,12 +154,12 @@ impl BucketProcess {
     }
 
     /// Has this happen to the server.
-    fn set(&mut self, fault: ProcessFault) {
+    fn set(&mut self, fault: BucketFault) {
         match fault {
-            ProcessFault::Killed => self.kill(),
-            ProcessFault::Stopped => self.signal(Signal::SIGSTOP),
-            ProcessFault::Slow => self.path.set_latency(TOO_FAR),
-            ProcessFault::Full => {
+            BucketFault::Killed => self.kill(),
+            BucketFault::Stopped => self.signal(Signal::SIGSTOP),
+            BucketFault::Slow => self.path.set_latency(TOO_FAR),
+            BucketFault::Full => {
                 let mut file = std::fs::File::create(self.ballast()).expect("a file");
                 while std::io::Write::write_all(&mut file, &[1; 65_536]).is_ok() {}
             }
@@ -167,12 +167,12 @@ impl BucketProcess {
     }
 
     /// Ends what happened to the server.
-    async fn mend(&mut self, fault: ProcessFault) {
+    async fn mend(&mut self, fault: BucketFault) {
         match fault {
-            ProcessFault::Killed => assert!(self.run().await, "it serves again"),
-            ProcessFault::Stopped => self.signal(Signal::SIGCONT),
-            ProcessFault::Slow => self.path.set_latency(Duration::ZERO),
-            ProcessFault::Full => std::fs::remove_file(self.ballast()).expect("room"),
+            BucketFault::Killed => assert!(self.run().await, "it serves again"),
+            BucketFault::Stopped => self.signal(Signal::SIGCONT),
+            BucketFault::Slow => self.path.set_latency(Duration::ZERO),
+            BucketFault::Full => std::fs::remove_file(self.ballast()).expect("room"),
         }
     }
 }
@@ -227,7 +227,7 @@ async fn with_process(disk: BucketDisk, sizes: ObjectSizes) -> Option<(Nodes, Bu
 }
 
 /// A node is killed, and the other one needs its copies, which only the bucket has.
-async fn flows_that_wake_wait(fault: ProcessFault) {
+async fn flows_that_wake_wait(fault: BucketFault) {
     let Some((nodes, mut server)) = with_process(BucketDisk::Folder, SMALL).await else {
         return;
     };
@@ -247,24 +247,24 @@ async fn flows_that_wake_wait(fault: ProcessFault) {
     let _devices = std::mem::take(&mut downloads.devices);
     nodes.assert_whole(downloads).await;
     // A removal that got no answer is given up after its time, which no test waits for.
-    if fault == ProcessFault::Killed {
+    if fault == BucketFault::Killed {
         until_removed(&nodes, &server).await;
     }
 }
 
 #[tokio::test]
 async fn flows_that_wake_wait_for_a_bucket_whose_server_was_killed() {
-    flows_that_wake_wait(ProcessFault::Killed).await;
+    flows_that_wake_wait(BucketFault::Killed).await;
 }
 
 #[tokio::test]
 async fn flows_that_wake_wait_for_a_bucket_whose_server_is_stopped() {
-    flows_that_wake_wait(ProcessFault::Stopped).await;
+    flows_that_wake_wait(BucketFault::Stopped).await;
 }
 
 #[tokio::test]
 async fn flows_that_wake_wait_for_a_bucket_that_answers_too_late() {
-    flows_that_wake_wait(ProcessFault::Slow).await;
+    flows_that_wake_wait(BucketFault::Slow).await;
 }
 
 #[tokio::test]
@@ -282,9 +282,9 @@ async fn copies_of_a_killed_node_come_from_a_bucket_that_is_far_away() {
 }
 
 /// Downloads run while the bucket takes nothing; when it does again, another node goes on from it.
-async fn what_runs_goes_on(fault: ProcessFault) {
+async fn what_runs_goes_on(fault: BucketFault) {
     let disk = match fault {
-        ProcessFault::Full => BucketDisk::Small,
+        BucketFault::Full => BucketDisk::Small,
         _ => BucketDisk::Folder,
     };
     let Some((nodes, mut server)) = with_process(disk, SMALL).await else {
@@ -299,7 +299,7 @@ async fn what_runs_goes_on(fault: ProcessFault) {
     let at = format!("d2tp://{}/{key}", balancer.address);
     let downloads = nodes.download_at(40, &at, "/whole").await;
     // A server that is stopped is given up after two minutes, which no test waits for.
-    let fails_soon = fault != ProcessFault::Stopped;
+    let fails_soon = fault != BucketFault::Stopped;
     if fails_soon {
         until("the first node says that the bucket fails", || {
             nodes.has_said("a", "the bucket of copies fails")
@@ -332,17 +332,17 @@ async fn what_runs_goes_on(fault: ProcessFault) {
 
 #[tokio::test]
 async fn what_runs_goes_on_while_the_server_of_the_bucket_is_gone() {
-    what_runs_goes_on(ProcessFault::Killed).await;
+    what_runs_goes_on(BucketFault::Killed).await;
 }
 
 #[tokio::test]
 async fn what_runs_goes_on_while_the_server_of_the_bucket_is_stopped() {
-    what_runs_goes_on(ProcessFault::Stopped).await;
+    what_runs_goes_on(BucketFault::Stopped).await;
 }
 
 #[tokio::test]
 async fn what_runs_goes_on_while_the_disk_of_the_bucket_is_full() {
-    what_runs_goes_on(ProcessFault::Full).await;
+    what_runs_goes_on(BucketFault::Full).await;
 }
 
 #[tokio::test]
