@@ -22,6 +22,7 @@ mod hostile_kind;
 mod http2_attack;
 mod memory_group;
 mod origins;
+mod packed_body;
 mod packet_tunnels;
 mod proxy_under_load;
 mod quota_attack;

@@ -699,7 +699,9 @@ impl CacheState {
         let removed = self.remove(id)?;
         // Another node may have taken over a copy of nodes that share a store.
         let is_own = (self.copy_store.as_ref()).is_none_or(|store| store.shared().is_none());
-        let partial = PartialResponse::of(&url, &removed.entry).filter(|_| is_own);
+        let CacheEntry { copy, response, .. } = &removed.entry;
+        let partial = PartialResponse::of(&url, id, &copy.head, &copy.body, response);
+        let partial = partial.filter(|_| is_own);
         let older = partial.and_then(|partial| self.partials.keep(partial));
         Some((removed, older))
     }

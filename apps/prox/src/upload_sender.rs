@@ -16,7 +16,7 @@ use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::Instant;
 
 use crate::origin::{OriginRequestBody, OriginResponse};
-use crate::pinned_copy::CopyHead;
+use crate::copy_head::CopyHead;
 use crate::prox::{Prox, random_name};
 use crate::refusal::ProxRefusal;
 use crate::request::{UploadRequest, is_idempotent};

@@ -10,7 +10,7 @@ use d2tp_session::{EndpointConfig, FlowId, FlowOptions, Session, SessionEvent};
 
 use super::answer_start::AnswerStart;
 use super::attack_context::{AttackContext, AttackTally, FIRST};
-use super::origins::bomb;
+use super::packed_body::bomb;
 use crate::handshake_hosts::{HandshakeHosts, key_of};
 
 /// Flows of each key.

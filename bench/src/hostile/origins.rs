@@ -13,18 +13,15 @@
 //!  silent      (another port) accepts and sends nothing: a TLS handshake that never ends
 //! ```
 
-use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::LazyLock;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use flate2::Compression;
-use flate2::write::GzEncoder;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
 
+use super::packed_body::bomb;
 use super::{HOSTILE_NICE, be_nice};
 
 /// Bytes that an origin writes in one call.
@@ -35,25 +32,6 @@ const PACE: Duration = Duration::from_millis(16);
 const SLOW_BYTE_EVERY: Duration = Duration::from_secs(1);
 /// Bytes of a response head that never ends: just below the limit of the proxy.
 const HEAD_BYTES: usize = 60 * 1024;
-
-/// What one member of a packed body has when it is unpacked.
-const MEMBER_BYTES: usize = 16 << 20;
-/// Members of a packed body (RFC 1952 §2.2): 4 GiB when it is unpacked.
-const MEMBERS: usize = 256;
-
-/// A packed body of some megabytes, and of 4 GiB when it is unpacked.
-static BOMB: LazyLock<Vec<u8>> = LazyLock::new(|| {
-    let mut member = GzEncoder::new(Vec::new(), Compression::best());
-    let zeros = vec![0; MEMBER_BYTES];
-    member.write_all(&zeros).expect("memory takes everything");
-    let member = member.finish().expect("memory takes everything");
-    member.repeat(MEMBERS)
-});
-
-/// A packed body that is a thousand times as large when it is unpacked.
-pub fn bomb() -> &'static [u8] {
-    &BOMB
-}
 
 /// Bytes of the head of a varied answer.
 const VARIED_HEAD_BYTES: usize = 30 * 1024;
@@ -225,18 +203,4 @@ async fn answer(mut stream: TcpStream) -> std::io::Result<()> {
     }
     // The peer closes when it has enough.
     read_for_ever(stream).await
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_bomb_is_a_thousand_times_as_large_when_it_is_unpacked() {
-        // It reads the first member alone.
-        let mut first = flate2::read::GzDecoder::new(bomb());
-        let unpacked = std::io::copy(&mut first, &mut std::io::sink()).expect("it is packed");
-        assert_eq!(unpacked, MEMBER_BYTES as u64);
-        assert!(bomb().len() * 1_000 < MEMBERS * MEMBER_BYTES);
-    }
 }

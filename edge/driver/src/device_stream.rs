@@ -15,7 +15,6 @@ use d2tp_stream::{
 use crate::attach::Attach;
 use crate::driver_core::DriverShared;
 use crate::open_stream::OpenStream;
-use crate::stream_worker::StreamWorker;
 
 /// What a device's stream needs to be opened.
 pub(crate) struct DeviceStreamOrder {
@@ -59,13 +58,12 @@ pub(crate) async fn run(order: DeviceStreamOrder, owner: Arc<dyn StreamOwner>) {
             return;
         }
         let link = inner.new_link();
-        let worker = StreamWorker::new(&order.shared);
-        let (stream, signals) = inner.streams.insert(link, peer, &worker);
+        let (stream, signals) = inner.streams.insert(link, peer);
         if let Some(feed) = &inner.qlog {
             feed.name_link(link, name);
         }
         OpenStream {
-            worker,
+            shared: Arc::downgrade(&order.shared),
             stream,
             addresses: Addresses {
                 link,

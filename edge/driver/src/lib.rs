@@ -78,7 +78,6 @@ mod shared_state;
 mod source;
 mod stream_acceptor;
 mod stream_queues;
-mod stream_worker;
 mod synchronisation;
 mod system_route;
 mod ticket_seed;

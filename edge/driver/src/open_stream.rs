@@ -1,16 +1,15 @@
 //! An open stream: the task that carries its packets both ways.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use d2tp_session::{Addresses, LinkId, StreamPathId};
 use d2tp_stream::{PacketReceiver, PacketSender, StreamConnection, StreamEnd};
 
 use crate::clock;
-use crate::driver_core::DriverCore;
+use crate::driver_core::{DriverCore, DriverShared};
 use crate::relay_dispatch;
 use crate::stream_queues::StreamSignals;
-use crate::stream_worker::StreamWorker;
 
 /// How long a stream that is closed may write what waits, and then the kernel what it has.
 const CLOSE_MAX: Duration = Duration::from_secs(1); // a guess
@@ -29,7 +28,8 @@ impl DriverCore {
 
 /// A stream whose connection is open.
 pub(crate) struct OpenStream {
-    pub(crate) worker: Arc<StreamWorker>,
+    /// The device, or the worker of a server that accepted the stream.
+    pub(crate) shared: Weak<DriverShared>,
     pub(crate) stream: StreamPathId,
     pub(crate) addresses: Addresses,
     /// Whether a device opened it at this server, so that the device's memory is charged.
@@ -38,6 +38,15 @@ pub(crate) struct OpenStream {
 }
 
 impl OpenStream {
+    /// The worker with this index, or the device.
+    pub(crate) fn shared_by(&self, worker: u16) -> Option<Arc<DriverShared>> {
+        let shared = self.shared.upgrade()?;
+        match shared.workers.others() {
+            Some(workers) => workers.get(usize::from(worker))?.upgrade(),
+            None => Some(shared),
+        }
+    }
+
     /// Carries packets in both directions until the connection ends or the stream is closed.
     pub(crate) async fn carry(
         &self,
@@ -67,8 +76,8 @@ impl OpenStream {
                 Ok(batch) => batch,
                 Err(end) => return end,
             };
-            let worker = self.worker.lock();
-            let Some(shared) = worker.upgrade() else {
+            let worker = self.signals.worker.lock();
+            let Some(shared) = self.shared_by(*worker) else {
                 return StreamEnd::Closed;
             };
             let now = clock::now();
@@ -108,8 +117,8 @@ impl OpenStream {
             let is_asked = self.is_served && written > 0 && !is_held;
             let send_buffer = is_asked.then(|| sender.send_buffer_max());
             let next = {
-                let worker = self.worker.lock();
-                let Some(shared) = worker.upgrade() else {
+                let worker = self.signals.worker.lock();
+                let Some(shared) = self.shared_by(*worker) else {
                     return StreamEnd::Closed;
                 };
                 let mut inner = shared.inner.lock();
@@ -130,7 +139,8 @@ impl OpenStream {
             if let Some(limit) = hold {
                 is_held = true;
                 let set = sender.hold_send_buffer(limit);
-                if let Some(shared) = self.worker.lock().upgrade() {
+                let worker = self.signals.worker.lock();
+                if let Some(shared) = self.shared_by(*worker) {
                     let mut inner = shared.inner.lock();
                     inner.streams.recharge_send_buffer(self.stream, set);
                 }
@@ -150,13 +160,15 @@ impl OpenStream {
     /// holds for it, or a moment later; until then the device pays for that.
     pub(crate) fn end(&self, connection: StreamConnection) {
         let mut in_kernel = None;
-        if let Some(shared) = self.worker.lock().upgrade() {
+        let worker = self.signals.worker.lock();
+        if let Some(shared) = self.shared_by(*worker) {
             let mut inner = shared.inner.lock();
             in_kernel = inner.streams.remove(self.stream);
             inner.core.on_stream_closed(clock::now(), self.stream);
             drop(inner);
             shared.wake();
         }
+        drop(worker);
         tokio::spawn(async move {
             connection.end(CLOSE_MAX).await;
             drop(in_kernel);

@@ -18,7 +18,6 @@ use tokio::time::Instant;
 use crate::driver_core::DriverShared;
 use crate::open_stream::OpenStream;
 use crate::stream_queues::STREAM_BYTES;
-use crate::stream_worker::StreamWorker;
 use crate::workers;
 
 /// The maximum number of streams of a server. Each uses a descriptor, and the buffers of TLS.
@@ -95,8 +94,8 @@ fn strangers_memory(shared: &Weak<DriverShared>) -> Option<MemoryCharge> {
 async fn until_proven(open: &OpenStream) -> bool {
     loop {
         open.signals.queued.notified().await;
-        let worker = open.worker.lock();
-        let Some(shared) = worker.upgrade() else {
+        let worker = open.signals.worker.lock();
+        let Some(shared) = open.shared_by(*worker) else {
             return false;
         };
         let mut inner = shared.inner.lock();
@@ -131,11 +130,10 @@ async fn serve(
             None => inner.new_link(),
         };
         inner.streams.served = Some(link);
-        let worker = StreamWorker::new(&shared);
-        let (stream, signals) = inner.streams.insert(link, peer, &worker);
+        let (stream, signals) = inner.streams.insert(link, peer);
         inner.streams.set_memory(stream, unproven.memory);
         OpenStream {
-            worker,
+            shared: Arc::downgrade(&shared),
             stream,
             addresses: Addresses {
                 link,

@@ -11,14 +11,13 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use d2tp_session::{
     Endpoint, LinkId, MemoryAccount, MemoryCharge, STREAM_ROOM_BYTES, StreamPathId,
 };
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
-
-use crate::stream_worker::StreamWorker;
 
 /// The most bytes that the core is asked for at once on a fast stream.
 const BATCH_BYTES_MAX: usize = STREAM_ROOM_BYTES as usize;
@@ -37,6 +36,19 @@ const SEND_BUFFER_MIN: u64 = 128 * 1024; // a guess: two batches with what the k
 /// Bytes of packets that are given to the connection at once.
 const MESSAGE_PACKET_BYTES: usize = 64 * 1024;
 
+/// The worker of a server that has a stream, by its index; 0 where there is only one.
+///
+/// It is locked before the worker is, so that the stream's task never looks for the stream where it is no longer.
+#[derive(Default)]
+pub(crate) struct StreamWorker(Mutex<u16>);
+
+impl StreamWorker {
+    /// The worker's index; the worker keeps the stream until this is dropped.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, u16> {
+        self.0.lock()
+    }
+}
+
 /// Waiting packets of one size, back to back.
 pub(crate) struct QueuedBatch {
     pub(crate) bytes: Vec<u8>,
@@ -51,8 +63,6 @@ pub(crate) struct StreamClosed;
 /// A stream as seen by the engine.
 pub(crate) struct StreamQueue {
     link: LinkId,
-    /// The worker that has the stream.
-    worker: Weak<StreamWorker>,
     batches: VecDeque<QueuedBatch>,
     /// Bytes that wait or are being written.
     bytes: usize,
@@ -157,6 +167,8 @@ pub(crate) struct StreamSignals {
     pub(crate) closing: Arc<Notify>,
     /// The stream must end at once.
     pub(crate) dropped: Arc<Notify>,
+    /// The worker that has the stream.
+    pub(crate) worker: Arc<StreamWorker>,
 }
 
 /// All streams of a host.
@@ -319,7 +331,7 @@ impl StreamQueues {
 
     /// The record of which worker has a stream, if this one has it.
     pub(crate) fn worker_of(&self, stream: StreamPathId) -> Option<Arc<StreamWorker>> {
-        self.queues.get(&stream)?.worker.upgrade()
+        Some(self.queues.get(&stream)?.signals.worker.clone())
     }
 
     /// Takes a stream out, for another worker.
@@ -338,14 +350,12 @@ impl StreamQueues {
         &mut self,
         link: LinkId,
         peer: SocketAddr,
-        worker: &Arc<StreamWorker>,
     ) -> (StreamPathId, StreamSignals) {
         let stream = StreamPathId(self.next);
         self.next += 1;
         let signals = StreamSignals::default();
         let queue = StreamQueue {
             link,
-            worker: Arc::downgrade(worker),
             batches: VecDeque::new(),
             bytes: 0,
             relayed: 0,
@@ -374,7 +384,7 @@ mod tests {
     fn stream_of(account: &MemoryAccount) -> (StreamQueues, StreamPathId) {
         let mut streams = StreamQueues::default();
         let peer = SocketAddr::from(([127, 0, 0, 1], 1));
-        let (stream, _) = streams.insert(LinkId(0), peer, &Arc::default());
+        let (stream, _) = streams.insert(LinkId(0), peer);
         assert!(streams.charge_to(stream, account));
         (streams, stream)
     }
@@ -409,8 +419,7 @@ mod tests {
         let held = streams.charge_send_buffer(stream, 2_000_000);
         assert_eq!(held, Some(SEND_BUFFER_MIN));
         // A device's own stream.
-        let peer = SocketAddr::from(([127, 0, 0, 1], 2));
-        let (own, _) = streams.insert(LinkId(1), peer, &Arc::default());
+        let (own, _) = streams.insert(LinkId(1), SocketAddr::from(([127, 0, 0, 1], 2)));
         assert_eq!(streams.charge_send_buffer(own, 2_000_000), None);
     }
 

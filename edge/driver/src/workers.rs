@@ -5,7 +5,12 @@
 //!  socket 1 ─▶ engine 1 ─┴──▶ inbox ───┴─▶ engine 1      seldom: first packets, and where the kernel cannot steer
 //! ```
 //!
-//! A stream whose packets are misdirected goes to the other worker itself ([`crate::stream_worker`]).
+//! A stream carries the sessions of one device, which are all in one worker. So a stream whose packets are misdirected goes
+//! to that worker as a whole, with what waits to be written, unless an admitted device of its worker uses it:
+//!
+//! ```text
+//!  accepted ─▶ worker 0 ── a packet of another worker's client ─▶ that worker: by connection id, or the key in a handshake
+//! ```
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,7 +23,6 @@ use d2tp_udp::LinkSocket;
 use crate::clock;
 use crate::driver_core::{DriverError, DriverShared};
 use crate::secrets::derive;
-use crate::stream_worker::hand_over;
 
 /// The share of a worker and its sockets; no share if it is the only one.
 type WorkerSockets = (Option<CidShare>, Vec<LinkSocket>);
@@ -115,11 +119,30 @@ pub(crate) fn exchange(shared: &DriverShared) {
         };
         if let Some(stream) = StreamPathId::of(&packet.addresses().remote) {
             // Before the packet, whose answer goes by the stream.
-            hand_over(shared, &worker, stream);
+            hand_over(shared, &worker, index, stream);
         }
         if worker.workers.accept(packet) {
             worker.wake();
         }
+    }
+}
+
+/// Gives a stream to the worker with this index, unless an admitted device of this worker uses it.
+fn hand_over(from: &DriverShared, to: &DriverShared, index: u16, stream: StreamPathId) {
+    let Some(place) = from.inner.lock().streams.worker_of(stream) else {
+        return;
+    };
+    let mut worker = place.lock();
+    let taken = {
+        let mut inner = from.inner.lock();
+        match inner.core.client_of_stream(stream) {
+            Some(_) => None,
+            None => inner.streams.take(stream),
+        }
+    };
+    if let Some(queue) = taken {
+        to.inner.lock().streams.put(stream, queue);
+        *worker = index;
     }
 }
 

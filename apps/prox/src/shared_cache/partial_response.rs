@@ -15,11 +15,11 @@ use std::sync::Arc;
 use http::StatusCode;
 use http::header::{self, HeaderMap, HeaderValue};
 
-use super::{CacheEntry, StoredResponse};
-use crate::copy_fetcher::{content_range, names_the_same};
+use super::stored_response::StoredResponse;
+use crate::copy_head::{CopyHead, has_validator};
 use crate::origin::OriginResponse;
-use crate::pinned_copy::CopyHead;
 use crate::quota_ledger::SHARED;
+use crate::range::content_range;
 use crate::spooled_body::{SpoolStatus, SpooledBody};
 
 /// The most parts; the oldest is dropped first. A guess.
@@ -39,20 +39,24 @@ pub(crate) struct PartialResponse {
 
 impl PartialResponse {
     /// What there is of a response whose fetch ends; none if the origin cannot be asked for the rest.
-    pub(super) fn of(url: &str, entry: &CacheEntry) -> Option<PartialResponse> {
-        let copy = &entry.copy;
-        let validator = copy.head.origin_validator.clone()?;
-        let extent = copy.body.extent();
+    pub(super) fn of(
+        url: &str,
+        id: u64,
+        head: &CopyHead,
+        body: &Arc<SpooledBody>,
+        response: &Arc<StoredResponse>,
+    ) -> Option<PartialResponse> {
+        let validator = head.origin_validator.clone()?;
+        let extent = body.extent();
         let is_part = extent.status == SpoolStatus::Growing && extent.have > 0;
-        (is_part && copy.head.status == StatusCode::OK && copy.body.client() == SHARED).then(|| {
-            PartialResponse {
-                url: url.to_owned(),
-                id: copy.id,
-                head: copy.head.clone(),
-                body: copy.body.clone(),
-                response: entry.response.clone(),
-                validator,
-            }
+        let is_shared = head.status == StatusCode::OK && body.client() == SHARED;
+        (is_part && is_shared).then(|| PartialResponse {
+            url: url.to_owned(),
+            id,
+            head: head.clone(),
+            body: body.clone(),
+            response: response.clone(),
+            validator,
         })
     }
 
@@ -71,7 +75,7 @@ impl PartialResponse {
         let fits = answer.status == StatusCode::PARTIAL_CONTENT
             && first == Some(extent.have)
             && (total.is_none() || extent.total.is_none() || total == extent.total)
-            && names_the_same(answer, &self.validator) != Some(false);
+            && has_validator(&answer.headers, &self.validator) != Some(false);
         fits.then(|| self.response.freshened(&answer.headers))?
     }
 }
