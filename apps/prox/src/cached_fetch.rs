@@ -24,10 +24,10 @@ use http::{HeaderValue, Method, StatusCode};
 use tokio::time::Instant;
 use url::Url;
 
-use crate::flow_report::ServedFrom;
 use crate::copy_fetcher::CopyFetchSource;
-use crate::origin::{OriginBody, OriginResponse, follow, redirect_location, without_query};
 use crate::copy_head::{CopyHead, CopyRequest};
+use crate::flow_report::ServedFrom;
+use crate::origin::{OriginBody, OriginResponse, follow, redirect_location, without_query};
 use crate::pinned_copy::PinnedCopy;
 use crate::prox::{Prox, random_name};
 use crate::quota_ledger::SHARED;
@@ -287,10 +287,8 @@ impl Prox {
         if let Some(entry) = validated {
             entry.response.add_conditions(&mut headers);
         }
-        let may_complete = lead.is_some()
-            && stale.is_none()
-            && method == Method::GET
-            && !demand.is_conditional;
+        let may_complete =
+            lead.is_some() && stale.is_none() && method == Method::GET && !demand.is_conditional;
         let mut partial = match may_complete {
             true => self.cache.take_partial(hop.url.as_str(), &hop.headers),
             false => None,
@@ -305,7 +303,9 @@ impl Prox {
         let mut response = match asking.await {
             Ok(response) => response,
             Err(refusal) => {
-                partial.into_iter().for_each(|part| self.cache.keep_partial(part));
+                partial
+                    .into_iter()
+                    .for_each(|part| self.cache.keep_partial(part));
                 let survivor = stale.filter(|entry| self.survives(entry, None));
                 if !refusal.is_of_origin() {
                     return Err(refusal);
@@ -353,7 +353,9 @@ impl Prox {
                 response = asking.await?;
             }
         }
-        partial.into_iter().for_each(|part| self.cache.keep_partial(part));
+        partial
+            .into_iter()
+            .for_each(|part| self.cache.keep_partial(part));
         if let (StatusCode::NOT_MODIFIED, Some(entry)) = (response.status, validated) {
             if let Some(fields) = entry.response.freshened(&response.headers) {
                 let answer = self.freshen(hop, entry, fields, received, begun, lead);

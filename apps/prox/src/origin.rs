@@ -352,8 +352,7 @@ impl OriginConnector {
         let is_guarded = !is_idempotent(method);
         let has_body = !outgoing.body.is_end_stream();
         let kept = key.as_ref().filter(|key| {
-            outgoing.may_use_kept_conn
-                && (!is_guarded || (has_body && !self.pool.is_silent(key)))
+            outgoing.may_use_kept_conn && (!is_guarded || (has_body && !self.pool.is_silent(key)))
         });
         let (mut conn, is_kept) = match kept.and_then(|key| self.pool.take(key)) {
             Some(conn) => {

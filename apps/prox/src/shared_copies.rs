@@ -29,9 +29,9 @@ use http::HeaderValue;
 use parking_lot::Mutex;
 
 use crate::copy_fetcher::{BucketParts, CopyFetchSource};
+use crate::copy_head::{CopyHead, CopyRequest};
 use crate::copy_store::{CopyRecord, CopyStore, StoredProgress};
 use crate::flow_report::ProxFlowOutcome;
-use crate::copy_head::{CopyHead, CopyRequest};
 use crate::pinned_copy::PinnedCopy;
 use crate::prox::Prox;
 use crate::quota_ledger::{FlowPermit, StorageTier};

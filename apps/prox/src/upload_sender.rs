@@ -15,8 +15,8 @@ use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::Instant;
 
-use crate::origin::{OriginRequestBody, OriginResponse};
 use crate::copy_head::CopyHead;
+use crate::origin::{OriginRequestBody, OriginResponse};
 use crate::prox::{Prox, random_name};
 use crate::refusal::ProxRefusal;
 use crate::request::{UploadRequest, is_idempotent};

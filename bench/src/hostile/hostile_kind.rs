@@ -119,8 +119,8 @@ impl HostileKind {
     /// limits.
     pub fn pins_copies(self) -> bool {
         use HostileKind::{
-            CompressedBombs, EndlessBodies, EndlessUploads, EveryQuota, Http2Resets, Http2Windows, SlowOrigins, SlowReaders,
-            Unacknowledged, UnreadFlows,
+            CompressedBombs, EndlessBodies, EndlessUploads, EveryQuota, Http2Resets, Http2Windows,
+            SlowOrigins, SlowReaders, Unacknowledged, UnreadFlows,
         };
         matches!(
             self,

@@ -97,9 +97,9 @@ impl QuotaUse {
             QuotaUse::WrittenTunnel => {
                 format!("CONNECT {silent} HTTP/1.1\r\nHost: {silent}\r\n\r\n")
             }
-            QuotaUse::UnreadObject | QuotaUse::GivenUpObject | QuotaUse::FarDeadline => format!(
-                "GET http://{http}/object/{OBJECT_BYTES} HTTP/1.1\r\nHost: {http}\r\n\r\n"
-            ),
+            QuotaUse::UnreadObject | QuotaUse::GivenUpObject | QuotaUse::FarDeadline => {
+                format!("GET http://{http}/object/{OBJECT_BYTES} HTTP/1.1\r\nHost: {http}\r\n\r\n")
+            }
             QuotaUse::Upload => format!(
                 "PUT http://{http}/upload HTTP/1.1\r\nHost: {http}\r\nContent-Length: {OBJECT_BYTES}\r\n\r\n"
             ),
@@ -307,10 +307,15 @@ pub fn be_at_every_quota(context: &AttackContext) -> Result<AttackTally> {
         }
     }
     ensure!(attack.tally.sessions > 0, "no hostile client got in");
-    let missed = LIMITS.iter().filter(|(limit, _)| !attack.reached.contains(limit));
+    let missed = LIMITS
+        .iter()
+        .filter(|(limit, _)| !attack.reached.contains(limit));
     let missed: Vec<&str> = missed.map(|(limit, _)| *limit).collect();
     if !missed.is_empty() {
-        eprintln!("limits that the attack did not reach: {}", missed.join(", "));
+        eprintln!(
+            "limits that the attack did not reach: {}",
+            missed.join(", ")
+        );
     }
     attack.tally.limits_left = missed.len() as u64;
     Ok(attack.tally)

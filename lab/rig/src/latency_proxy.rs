@@ -89,7 +89,10 @@ where
     let reading = async move {
         let mut bytes = vec![0; 64 * 1024];
         while let Ok(length @ 1..) = from.read(&mut bytes).await {
-            if arrived.send((Instant::now(), bytes[..length].to_vec())).is_err() {
+            if arrived
+                .send((Instant::now(), bytes[..length].to_vec()))
+                .is_err()
+            {
                 return;
             }
         }
@@ -145,7 +148,9 @@ mod tests {
         proxy.set_latency(Duration::ZERO);
         drop(behind);
         let mut answer = Vec::new();
-        crate::wait::within(client.read_to_end(&mut answer)).await.unwrap();
+        crate::wait::within(client.read_to_end(&mut answer))
+            .await
+            .unwrap();
         assert_eq!(answer, b"answer");
     }
 }

@@ -81,11 +81,17 @@ fn checkout() -> Result<PathBuf, String> {
 fn judge(results: &Value, reasons: &str, is_kept: bool) -> Result<NightPart> {
     let passed = |kind: &str| {
         let count = &results["counts"][kind];
-        let of = |key: &str| count[key].as_u64().with_context(|| format!("{kind}: {key}"));
+        let of = |key: &str| {
+            count[key]
+                .as_u64()
+                .with_context(|| format!("{kind}: {key}"))
+        };
         Ok::<_, anyhow::Error>((of("passed")?, of("of")?))
     };
     let (required, optimal) = (passed("required")?, passed("optimal")?);
-    let missed = results["missed"].as_array().context("the tests that failed")?;
+    let missed = results["missed"]
+        .as_array()
+        .context("the tests that failed")?;
     let ids = missed.iter().filter_map(|test| test["id"].as_str());
     let unexplained: Vec<&str> = ids
         .filter(|id| !reasons.contains(&format!("`{id}`")))
@@ -99,7 +105,10 @@ fn judge(results: &Value, reasons: &str, is_kept: bool) -> Result<NightPart> {
         (true, true) => NightPart::held(text, figures),
         (false, _) => NightPart::failed(format!("a mark was missed: {text}"), figures),
         (true, false) => NightPart::failed(
-            format!("{text}; without a reason in {REASONS}: {}", unexplained.join(", ")),
+            format!(
+                "{text}; without a reason in {REASONS}: {}",
+                unexplained.join(", ")
+            ),
             figures,
         ),
     })
@@ -114,7 +123,9 @@ mod tests {
         let count = json!({"passed": 2, "of": 3});
         let missed: Vec<Value> = missed.iter().map(|id| json!({"id": id})).collect();
         let results = json!({"counts": {"required": count, "optimal": count}, "missed": missed});
-        judge(&results, "| `a-test` | why |", is_kept).unwrap().verdict
+        judge(&results, "| `a-test` | why |", is_kept)
+            .unwrap()
+            .verdict
     }
 
     #[test]

@@ -30,7 +30,16 @@ pub fn run(context: &NightContext, budget: Duration) -> Result<NightPart> {
             "there is no time to build the tests optimised",
         ));
     }
-    let arguments = ["test", "--workspace", "--locked", "--release", "--test", "proxy", "--test", "get"];
+    let arguments = [
+        "test",
+        "--workspace",
+        "--locked",
+        "--release",
+        "--test",
+        "proxy",
+        "--test",
+        "get",
+    ];
     let Some(programs) = test_programs::build(&arguments)? else {
         return Ok(NightPart::failed("the tests cannot be built", json!({})));
     };
@@ -42,13 +51,7 @@ pub fn run(context: &NightContext, budget: Duration) -> Result<NightPart> {
             return Ok(NightPart::failed(text, json!({})));
         };
         let mut command = program.command();
-        command.args([
-            filter,
-            "--ignored",
-            "--nocapture",
-            "--test-threads",
-            "1",
-        ]);
+        command.args([filter, "--ignored", "--nocapture", "--test-threads", "1"]);
         let ended = run_within(&mut command, budget + GRACE)?;
         if !ended.succeeded {
             return Ok(NightPart::failed(ended.end(30), json!({"said": said})));

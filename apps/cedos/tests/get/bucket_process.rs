@@ -311,7 +311,10 @@ async fn what_runs_goes_on(fault: BucketFault) {
     assert_eq!(server.parts(), Vec::<u64>::new());
     server.mend(fault).await;
     if fails_soon {
-        until("the bucket works again", || nodes.has_said("a", "works again")).await;
+        until("the bucket works again", || {
+            nodes.has_said("a", "works again")
+        })
+        .await;
     }
     // What the devices have not got yet is what the bucket gets now, so that another node goes on.
     let undelivered = || {
@@ -368,7 +371,11 @@ async fn no_part_is_damaged_by_a_server_that_is_killed_while_parts_are_written()
     let expected = object(LARGE.whole, 3);
     for file in server.objects() {
         let part = std::fs::read(&file).expect("a part");
-        assert!(part.len() == 1 || part == expected[..PART], "{}", file.display());
+        assert!(
+            part.len() == 1 || part == expected[..PART],
+            "{}",
+            file.display()
+        );
     }
     first.child.kill().await.unwrap();
     nodes.give_rest().await;

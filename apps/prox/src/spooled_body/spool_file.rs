@@ -281,9 +281,9 @@ mod tests {
     use super::*;
     use crate::client_limits::ClientLimitTable;
     use crate::config::ProxConfig;
+    use crate::copy_head::CopyHead;
     use crate::copy_store::CopyRecord;
     use crate::hibernated_copies::HibernatedCopies;
-    use crate::copy_head::CopyHead;
     use crate::pinned_copy::PinnedCopy;
 
     /// A copy with this body.

@@ -5,9 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use aws_lc_rs::digest::{Context, SHA256};
-use cedos_lab_rig::origin::{
-    OriginReply, OriginRequest, ReplyEnd, ScriptedOrigin, proper, reply,
-};
+use cedos_lab_rig::origin::{OriginReply, OriginRequest, ReplyEnd, ScriptedOrigin, proper, reply};
 use cedos_prox::{Prox, ProxConfig, ProxHoldings, ServedFrom, TcpFlowListener, serve};
 use d2tp_driver::HostKey;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};

@@ -361,6 +361,7 @@ async fn posts_share_a_connection_of_http2_and_one_that_is_refused_there_is_deli
         // sleep: that the connection is kept shows in nothing until it is used
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
-    let expected = [(0, b"one"), (1, b"two"), (1, b"six")].map(|(conn, body)| (conn, body.to_vec()));
+    let expected =
+        [(0, b"one"), (1, b"two"), (1, b"six")].map(|(conn, body)| (conn, body.to_vec()));
     assert_eq!(*bodies.lock(), expected);
 }

@@ -415,7 +415,12 @@ async fn an_origin_that_does_not_say_100_gets_later_posts_by_new_connections() {
             assert_eq!(send_and_keep(&prox, post(&url, body)).await, 201);
         }
         assert_eq!(by_conn(&conns), expected);
-        let bodies = conns.lock().iter().flatten().map(|(_, body)| body[0]).collect::<Vec<_>>();
+        let bodies = conns
+            .lock()
+            .iter()
+            .flatten()
+            .map(|(_, body)| body[0])
+            .collect::<Vec<_>>();
         assert_eq!(bodies, b"abcd");
     }
 }
