@@ -10,9 +10,11 @@
 //! The marks: resident memory stays below what the operator configured, the honest clients keep
 //! their goodput, and the kernel never kills the proxy.
 
+mod answer_start;
 mod attack;
 mod attack_context;
 mod cache_attack;
+mod compressed_bombs;
 mod enrolment_guests;
 mod forged_sockets;
 mod honest_load;
@@ -20,8 +22,10 @@ mod hostile_kind;
 mod http2_attack;
 mod memory_group;
 mod origins;
+mod packed_body;
 mod packet_tunnels;
 mod proxy_under_load;
+mod quota_attack;
 mod raw_client;
 mod slow_origins;
 mod stream_strangers;
@@ -147,6 +151,8 @@ struct KindOutcome {
     hostile_refused: u64,
     /// The number of the attacker's flows that ended without an answer or a sentence.
     hostile_unexplained: u64,
+    /// The number of limits that an attack on all of a client's limits did not reach.
+    limits_left: u64,
     /// CPU time of the proxy during the attack, as a share of a core.
     proxy_cpu: f64,
 }
@@ -157,6 +163,7 @@ impl KindOutcome {
             && self.rss_max_bytes <= self.rss_bound_bytes
             && self.others_goodput_ratio >= GOODPUT_MIN
             && self.hostile_unexplained == 0
+            && self.limits_left == 0
             && self
                 .disk_bound_bytes
                 .is_none_or(|bound| self.disk_max_bytes <= bound + DISK_SLACK_BYTES)
@@ -183,6 +190,8 @@ pub fn run(options: &HostileOptions) -> Result<()> {
             clients: clients(kind.keys(options.keys)),
             kind,
             disk_quota: disk_quota(options, kind),
+            settings: (kind == HostileKind::EveryQuota)
+                .then(|| quota_attack::settings(options.attack_s)),
         };
         let outcome = match kind.uses_tunnels() {
             true => in_namespace(&namespace_with_lo()?, || {
@@ -293,6 +302,7 @@ fn run_kind(
         disk_bound_bytes: disk_quota(options, kind),
         hostile_refused: tally.refused,
         hostile_unexplained: tally.unexplained,
+        limits_left: tally.limits_left,
         proxy_cpu: (proxy_cpu * 100.0).round() / 100.0,
     };
     Ok((outcome, proxy.group().limiter()))

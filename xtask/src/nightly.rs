@@ -12,8 +12,10 @@
 mod bounded_command;
 mod builds_compared;
 mod c_sanitizers;
+mod cache_suite;
 mod hostile_clients;
 mod instruction_counts;
+mod many_clients;
 mod mutants;
 mod night_context;
 mod night_report;
@@ -37,8 +39,8 @@ pub struct NightlyOptions {
     /// Time for all parts together; builds of programs count
     #[arg(long, default_value_t = 60)]
     minutes: u64,
-    /// Run these parts alone (repeatable): seeds, vary, search, kills, hostile, fuzz, miri, mutants, advisories, counts,
-    /// model, msrv, sanitizers, races, threads, reproducible
+    /// Run these parts alone (repeatable): seeds, vary, search, kills, hostile, many, cache-tests, fuzz, miri, mutants,
+    /// advisories, counts, model, msrv, sanitizers, races, threads, reproducible
     #[arg(long, value_name = "PART")]
     only: Vec<String>,
     /// Random scenarios to run at most
@@ -62,7 +64,7 @@ pub struct NightlyOptions {
 type PartRun = fn(&NightContext, Duration) -> Result<NightPart>;
 
 /// All parts, the shorter ones first. The shares are hundredths of the time.
-const PARTS: [(&str, u32, PartRun); 16] = [
+const PARTS: [(&str, u32, PartRun); 18] = [
     ("advisories", 2, tool_parts::advisories),
     ("model", 3, tool_parts::model),
     ("msrv", 2, tool_parts::msrv),
@@ -70,8 +72,10 @@ const PARTS: [(&str, u32, PartRun); 16] = [
     ("races", 2, races::run),
     ("threads", 2, thread_sanitizer::run),
     ("counts", 5, instruction_counts::run),
+    ("cache-tests", 3, cache_suite::run),
     ("miri", 8, tool_parts::miri),
     ("hostile", 8, hostile_clients::run),
+    ("many", 6, many_clients::run),
     ("search", 6, until_budget::search),
     ("vary", 8, until_budget::vary),
     ("fuzz", 20, until_budget::fuzz),

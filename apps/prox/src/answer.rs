@@ -14,9 +14,10 @@ use tokio::time::Instant;
 
 use crate::cached_fetch::OpenedCopy;
 use crate::client_traffic::FlowTraffic;
+use crate::copy_head::CopyHead;
 use crate::counters::TrafficDirection;
 use crate::origin::PSEUDONYM;
-use crate::pinned_copy::{CopyHead, PinnedCopy};
+use crate::pinned_copy::PinnedCopy;
 use crate::range::RangeAnswer;
 use crate::refusal::ProxRefusal;
 use crate::request::STREAM_PORT;

@@ -7,6 +7,7 @@
 //!  open ─▶ cache.find ─┬─ Use ──▶ the copy (validated in the background if it is nearly stale)
 //!                      ├─ Wait ─▶ look again
 //!                      └─ Ask ──▶ origin ─┬─ 304 ──▶ the stale copy, with new fields
+//!                                         ├─ 206 ──▶ the rest of a copy of which the cache has a part
 //!                                         ├─ 200 … ▶ a new copy: shared if it may be, else the client's own
 //!                                         └─ none ─▶ the stale copy if it may be used, else why not
 //! ```
@@ -23,16 +24,18 @@ use http::{HeaderValue, Method, StatusCode};
 use tokio::time::Instant;
 use url::Url;
 
+use crate::copy_fetcher::CopyFetchSource;
+use crate::copy_head::{CopyHead, CopyRequest};
 use crate::flow_report::ServedFrom;
-use crate::origin::{OriginResponse, follow, redirect_location, without_query};
-use crate::pinned_copy::{CopyHead, PinnedCopy};
+use crate::origin::{OriginBody, OriginResponse, follow, redirect_location, without_query};
+use crate::pinned_copy::PinnedCopy;
 use crate::prox::{Prox, random_name};
 use crate::quota_ledger::SHARED;
 use crate::refusal::ProxRefusal;
 use crate::request::{FetchRequest, STREAM_PORT, strip_hop_by_hop};
 use crate::shared_cache::{
-    CacheDemand, CacheEntry, CacheLookup, CacheStatus, CollapseLead, ReceiptTime, StoredResponse,
-    is_not_modified,
+    CacheDemand, CacheEntry, CacheLookup, CacheStatus, CollapseLead, PartialResponse, ReceiptTime,
+    StoredResponse, is_not_modified,
 };
 
 /// How often a request waits for others before it asks the origin itself: for the first response of a URL, and for
@@ -284,6 +287,15 @@ impl Prox {
         if let Some(entry) = validated {
             entry.response.add_conditions(&mut headers);
         }
+        let may_complete =
+            lead.is_some() && stale.is_none() && method == Method::GET && !demand.is_conditional;
+        let mut partial = match may_complete {
+            true => self.cache.take_partial(hop.url.as_str(), &hop.headers),
+            false => None,
+        };
+        if let Some(partial) = &partial {
+            partial.add_range(&mut headers);
+        }
         let memory = self.origin_memory(hop.client);
         let asked_at = Instant::now();
         let upstream = self.upstream();
@@ -291,6 +303,9 @@ impl Prox {
         let mut response = match asking.await {
             Ok(response) => response,
             Err(refusal) => {
+                partial
+                    .into_iter()
+                    .for_each(|part| self.cache.keep_partial(part));
                 let survivor = stale.filter(|entry| self.survives(entry, None));
                 if !refusal.is_of_origin() {
                     return Err(refusal);
@@ -320,6 +335,27 @@ impl Prox {
             at: SystemTime::now(),
             delay,
         };
+        if let Some(partial) = partial.take_if(|_| !response.status.is_server_error()) {
+            let fields = partial.completed_by(&response);
+            let completed = fields.and_then(|fields| {
+                let whole = StatusCode::OK;
+                let stored = StoredResponse::new(&hop.headers, whole, &fields, received)?;
+                Some((fields, stored))
+            });
+            if let Some((fields, stored)) = completed {
+                let rest = response.body;
+                let answer = self.complete(hop, partial, fields, stored, rest, begun, lead);
+                return Ok(HopAnswer::answer(answer));
+            }
+            // What the origin has now is another response, of which it may have sent a part.
+            if matches!(response.status.as_u16(), 206 | 416) {
+                let asking = upstream.fetch_once(&method, &hop.url, &hop.headers, &memory);
+                response = asking.await?;
+            }
+        }
+        partial
+            .into_iter()
+            .for_each(|part| self.cache.keep_partial(part));
         if let (StatusCode::NOT_MODIFIED, Some(entry)) = (response.status, validated) {
             if let Some(fields) = entry.response.freshened(&response.headers) {
                 let answer = self.freshen(hop, entry, fields, received, begun, lead);
@@ -425,6 +461,51 @@ impl Prox {
             copy,
         };
         Ok(self.answer_with(hop, opened))
+    }
+
+    /// Answers with a response of which the cache had a part, and the origin sends the rest.
+    #[allow(clippy::too_many_arguments)] // Facts of one exchange, used once.
+    fn complete(
+        &self,
+        hop: &RedirectHop<'_>,
+        partial: PartialResponse,
+        mut fields: HeaderMap,
+        stored: StoredResponse,
+        rest: OriginBody,
+        begun: u64,
+        lead: Option<CollapseLead>,
+    ) -> FetchedAnswer {
+        let asked = CopyRequest {
+            url: hop.url.clone(),
+            headers: hop.headers.clone(),
+        };
+        let (id, have) = (partial.id, partial.body.extent().have);
+        tracing::debug!(id, have, "a part in the cache is completed");
+        let (head, spool) = (partial.head, partial.body);
+        let source = CopyFetchSource::Origin(rest);
+        let copy = self.start_fetch(hop.client, id, head, spool, asked, source);
+        let entry = CacheEntry::new(copy.clone(), stored);
+        self.cache.store(hop.url.as_str(), entry, begun);
+        if let Some(lead) = lead {
+            lead.stored();
+        }
+        strip_hop_by_hop(&mut fields);
+        for name in [header::AGE, STREAM_PORT] {
+            fields.remove(name);
+        }
+        let opened = OpenedCopy {
+            newer_fields: Some(fields),
+            age: Some(Duration::ZERO),
+            cache_status: CacheStatus::Forwarded {
+                why: "partial",
+                status: StatusCode::PARTIAL_CONTENT,
+                stored: true,
+            },
+            redirected_to: (hop.redirects > 0).then(|| hop.url.clone()),
+            served: ServedFrom::Origin,
+            copy,
+        };
+        self.answer_with(hop, opened)
     }
 
     /// Answers with a stale entry that its origin has validated.

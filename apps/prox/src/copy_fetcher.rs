@@ -26,11 +26,13 @@ use tokio::time::Instant;
 use url::Url;
 
 use crate::copy_bucket::{CopyBucket, PART_BYTES};
+use crate::copy_head::has_validator;
 use crate::copy_store::CopyStore;
 use crate::link_keys::link_client_id;
-use crate::origin::{OriginBody, OriginConnector, OriginMemory, OriginResponse, without_query};
-use crate::pinned_copy::{PinnedCopy, strong_tag};
+use crate::origin::{OriginBody, OriginConnector, OriginMemory, without_query};
+use crate::pinned_copy::PinnedCopy;
 use crate::quota_ledger::{QuotaExceeded, SHARED};
+use crate::range::content_range;
 use crate::retained_copies::RetainedCopies;
 use crate::shared_cache::SharedCache;
 use crate::spooled_body::{SpoolError, SpooledBody};
@@ -387,7 +389,7 @@ impl CopyFetcher {
             Ok(response) => response,
             Err(refusal) => return Ok(FetchContinuation::RetryLater(refusal.to_string())),
         };
-        let same = names_the_same(&response, validator);
+        let same = has_validator(&response.headers, validator);
         match response.status {
             StatusCode::PARTIAL_CONTENT => match content_range(&response.headers) {
                 Some((Some(first), total))
@@ -431,32 +433,6 @@ impl CopyFetcher {
             }
             _ => Err(ResetCause::OriginChanged),
         }
-    }
-}
-
-/// Whether a response has this validator; `None` if it has none of that kind.
-fn names_the_same(response: &OriginResponse, validator: &HeaderValue) -> Option<bool> {
-    let name = match validator.as_bytes().starts_with(b"\"") {
-        true => header::ETAG,
-        false => header::LAST_MODIFIED,
-    };
-    if name == header::ETAG && response.headers.contains_key(&name) {
-        return Some(strong_tag(&response.headers) == Some(validator));
-    }
-    Some(response.headers.get(name)? == validator)
-}
-
-/// Reads `Content-Range: bytes first-last/total` or `bytes */total`: first and total.
-fn content_range(headers: &HeaderMap) -> Option<(Option<u64>, Option<u64>)> {
-    let text = headers.get(header::CONTENT_RANGE)?.to_str().ok()?;
-    let (range, total) = text.strip_prefix("bytes ")?.trim().split_once('/')?;
-    let total = match total {
-        "*" => None,
-        digits => Some(digits.parse().ok()?),
-    };
-    match range {
-        "*" => Some((None, total)),
-        range => Some((Some(range.split_once('-')?.0.parse().ok()?), total)),
     }
 }
 
@@ -506,19 +482,5 @@ mod tests {
         });
         let end = stored.recv_timeout(Duration::from_secs(30)).unwrap();
         assert_eq!(end, Ok(()));
-    }
-
-    #[test]
-    fn content_range_is_read() {
-        let read = |text: &'static str| {
-            let mut headers = HeaderMap::new();
-            headers.insert(header::CONTENT_RANGE, HeaderValue::from_static(text));
-            content_range(&headers)
-        };
-        assert_eq!(read("bytes 5-9/10"), Some((Some(5), Some(10))));
-        assert_eq!(read("bytes 5-9/*"), Some((Some(5), None)));
-        assert_eq!(read("bytes */10"), Some((None, Some(10))));
-        assert_eq!(read("items 5-9/10"), None);
-        assert_eq!(read("bytes 5/10"), None);
     }
 }

@@ -33,7 +33,7 @@
 //!              restore · upload_sender                    what an earlier process left
 //!  state       cached_fetch · linked_feeds · prox                         what all flows share:
 //!              shared_cache · retained_copies · hibernated_copies · upload_table · copy_fetcher
-//!              pinned_copy · spooled_body · quota_ledger · copy_store · copy_bucket · upload_delivery · stored_upload
+//!              pinned_copy · copy_head · spooled_body · quota_ledger · copy_store · copy_bucket · upload_delivery · stored_upload
 //!              client_store · client_directory · shared_usage · link_state
 //!              access_log · packet_network · tunnel_dns · tunnel_rules · tunnel_helper
 //!  origins     origin · origin_pool · dial · egress · tls · bucket_http
@@ -49,6 +49,7 @@ mod access_log;
 mod acme;
 mod address_key;
 mod answer;
+mod body_gate;
 mod bucket_http;
 mod cached_fetch;
 mod charged_tcp;
@@ -64,6 +65,7 @@ mod control;
 mod copy_answer;
 mod copy_bucket;
 mod copy_fetcher;
+mod copy_head;
 mod copy_store;
 mod counters;
 mod dial;

@@ -15,7 +15,7 @@ use std::error::Error;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -37,6 +37,7 @@ use tokio_rustls::TlsConnector;
 use tokio_util::task::AbortOnDropHandle;
 use url::Url;
 
+use crate::body_gate::{BodyGate, GatedBody};
 use crate::charged_tcp::ChargedTcp;
 use crate::config::ProxConfig;
 use crate::counters::ProxCounters;
@@ -59,6 +60,8 @@ const H2_WINDOW_BYTES: u32 = 1 << 20;
 /// HTTP/2 receive windows of further connections of a client that uses more than a quarter of its memory, so that
 /// large windows do not keep out connections.
 const H2_WINDOW_BYTES_MIN: u32 = 65_535; // RFC 9113 §6.9.2: a connection cannot begin with less
+/// How long the body of a request waits for the origin's 100 on a connection that was used before: as curl waits.
+const CONTINUE_WITHIN: Duration = Duration::from_secs(1);
 /// The name in `Via`, `Cache-Status` and `Proxy-Status`.
 pub(crate) const PSEUDONYM: &str = "d2prox";
 
@@ -93,6 +96,8 @@ pub(crate) struct OriginRequestBody {
     /// The client whose kept connections may serve the request, and which keeps its connection; none: the request has
     /// a connection of its own.
     pub(crate) shares_conns_of: Option<HostKey>,
+    /// Whether a connection that was kept may be used, which the origin may be closing.
+    pub(crate) may_use_kept_conn: bool,
     /// What must be ready before the first byte goes to the origin, once there is a connection.
     pub(crate) before_sending: Option<BoxFuture<'static, Result<(), ProxRefusal>>>,
 }
@@ -110,6 +115,7 @@ impl OriginRequestBody {
             body: Empty::new().map_err(|never| match never {}).boxed_unsync(),
             sent: Arc::default(),
             shares_conns_of: None,
+            may_use_kept_conn: false,
             before_sending: None,
         }
     }
@@ -342,17 +348,28 @@ impl OriginConnector {
         self.counters.on_origin_request();
         let target = OriginTarget::of(url).ok_or(ProxRefusal::BadRequest("the URL has no host"))?;
         let key = (outgoing.shares_conns_of).map(|client| OriginPoolKey::new(client, url));
-        // The origin may be closing a kept connection: then it is not known whether it has received the request.
-        let kept = key.as_ref().filter(|_| is_idempotent(method));
-        let mut conn = match kept.and_then(|key| self.pool.take(key)) {
+        // The origin may be closing a kept connection: it must be known whether it has received the request.
+        let is_guarded = !is_idempotent(method);
+        let has_body = !outgoing.body.is_end_stream();
+        let kept = key.as_ref().filter(|key| {
+            outgoing.may_use_kept_conn && (!is_guarded || (has_body && !self.pool.is_silent(key)))
+        });
+        let (mut conn, is_kept) = match kept.and_then(|key| self.pool.take(key)) {
             Some(conn) => {
                 charge.resize(charge.bytes() + u64::from(conn.window_bytes));
-                conn
+                (conn, true)
             }
-            None => self.open_conn(url, &target, (memory, charge)).await?,
+            None => (self.open_conn(url, &target, (memory, charge)).await?, false),
         };
         outgoing.ready().await?;
         let OriginRequestBody { body, sent, .. } = outgoing;
+        // HTTP/2 tells which requests were not read.
+        let is_http1 = matches!(conn.sender, OriginSender::Http1(_));
+        let gate = (is_kept && is_guarded && is_http1).then(Arc::<BodyGate>::default);
+        let body = match gate.clone() {
+            Some(gate) => GatedBody { gate, body }.boxed_unsync(),
+            None => body,
+        };
         let answer = match &mut conn.sender {
             OriginSender::Http1(sender) => {
                 let path = &url[url::Position::BeforePath..url::Position::AfterQuery];
@@ -361,6 +378,15 @@ impl OriginConnector {
                 let authority = HeaderValue::from_str(authority)
                     .map_err(|_| ProxRefusal::BadRequest("the host cannot be put into a header"))?;
                 request.headers_mut().insert(header::HOST, authority);
+                if let Some(gate) = gate.clone() {
+                    let expect = HeaderValue::from_static("100-continue");
+                    request.headers_mut().insert(header::EXPECT, expect);
+                    hyper::ext::on_informational(&mut request, move |interim| {
+                        if interim.status() == StatusCode::CONTINUE {
+                            gate.open();
+                        }
+                    });
+                }
                 sender.send_request(request).boxed()
             }
             OriginSender::Http2(sender) => {
@@ -370,7 +396,29 @@ impl OriginConnector {
                 sender.send_request(request).boxed()
             }
         };
-        let mut response = self.answered(answer, &sent, url, &target).await?;
+        let is_unread = AtomicBool::new(false);
+        let note_silent = || key.iter().for_each(|key| self.pool.note_silent(key));
+        let answer = async {
+            let answer = match &gate {
+                Some(gate) => expected(answer, gate, note_silent).await,
+                None => answer.await,
+            };
+            let error = answer.as_ref().err().filter(|_| is_kept);
+            let is_unread_now = error.is_some_and(|error| was_not_read(error, gate.as_deref()));
+            is_unread.store(is_unread_now, Ordering::Relaxed);
+            answer
+        };
+        let answered = self.answered(answer, &sent, url, &target).await;
+        if is_unread.load(Ordering::Relaxed) {
+            return Err(ProxRefusal::KeptConnClosed(target.host()));
+        }
+        let mut response = answered?;
+        if response.status == StatusCode::EXPECTATION_FAILED
+            && gate.is_some_and(|gate| !gate.is_open())
+        {
+            note_silent();
+            return Err(ProxRefusal::KeptConnClosed(target.host()));
+        }
         response.body.conn = Some(conn);
         response.body.kept_in = key.map(|key| (self.pool.clone(), key));
         Ok(response)
@@ -612,6 +660,43 @@ fn refusal_of(error: &hyper::Error, target: &OriginTarget) -> ProxRefusal {
     } else {
         ProxRefusal::OriginClosed { host, cause }
     }
+}
+
+/// The answer to a request whose body waits at a gate for the origin's 100. An origin that is silent gets the body all the
+/// same, after a while.
+async fn expected<T>(
+    mut answer: impl Future<Output = T> + Unpin,
+    gate: &BodyGate,
+    on_silence: impl FnOnce(),
+) -> T {
+    if let Ok(answer) = timeout(CONTINUE_WITHIN, &mut answer).await {
+        return answer;
+    }
+    if !gate.is_open() {
+        on_silence();
+        gate.open();
+    }
+    answer.await
+}
+
+/// Whether the origin cannot have acted on a request that failed with this error on a kept connection.
+fn was_not_read(error: &hyper::Error, gate: Option<&BodyGate>) -> bool {
+    // It was not even begun, or lacks its body.
+    if error.is_canceled() || gate.is_some_and(|gate| !gate.is_open()) {
+        return true;
+    }
+    let mut cause = error.source();
+    while let Some(found) = cause {
+        if let Some(error) = found.downcast_ref::<h2::Error>() {
+            // RFC 9113 §6.8 and §8.7: streams beyond the last one that a GOAWAY names, and refused ones.
+            let reason = error.reason();
+            let is_left_out = error.is_go_away() && reason == Some(h2::Reason::NO_ERROR);
+            let is_refused = error.is_reset() && reason == Some(h2::Reason::REFUSED_STREAM);
+            return error.is_remote() && (is_left_out || is_refused);
+        }
+        cause = found.source();
+    }
+    false
 }
 
 /// An error and its causes, in one line.

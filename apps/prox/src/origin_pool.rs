@@ -7,11 +7,12 @@
 //! ```
 //!
 //! A connection is used by one exchange at a time, and by one client only, so that nothing of one client can reach
-//! another. A request that must not be sent twice never gets a kept connection: its origin may be closing it.
+//! another. The origin may be closing a kept connection. A request that must not be sent twice therefore keeps its body
+//! back there until the origin has answered (`body_gate.rs`), unless the origin is known not to do that.
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use d2tp_driver::{HostKey, MemoryCharge};
@@ -27,6 +28,11 @@ const IDLE_FOR: Duration = Duration::from_secs(15);
 const IDLE_MAX: usize = 8;
 /// How long the end of an exchange may take after its answer: the rest of the request may be on its way. A guess.
 const ENDED_WITHIN: Duration = Duration::from_secs(1);
+
+/// How long an origin is known not to answer `Expect: 100-continue`. A guess: it may be configured otherwise.
+const SILENT_FOR: Duration = Duration::from_secs(3600);
+/// The most origins of which that is known; beyond, all are asked again.
+const SILENT_MAX: usize = 1_024;
 
 type OutgoingBody = UnsyncBoxBody<Bytes, std::io::Error>;
 
@@ -55,6 +61,8 @@ pub(crate) struct OriginPoolKey {
 #[derive(Default)]
 pub(crate) struct OriginPool {
     idle: Mutex<HashMap<OriginPoolKey, Vec<IdleConn>>>,
+    /// Origins that did not answer `Expect: 100-continue`, and since when that is known.
+    silent: Mutex<HashMap<OriginPoolKey, Instant>>,
 }
 
 struct IdleConn {
@@ -101,6 +109,22 @@ impl OriginPool {
             idle.remove(key);
         }
         taken.map(|idle| idle.conn)
+    }
+
+    /// Remembers that an origin does not answer `Expect: 100-continue`.
+    pub(crate) fn note_silent(&self, key: &OriginPoolKey) {
+        let mut silent = self.silent.lock();
+        if silent.len() >= SILENT_MAX {
+            silent.clear();
+        }
+        silent.insert(key.clone(), Instant::now());
+    }
+
+    /// Whether an origin is known not to answer `Expect: 100-continue`.
+    pub(crate) fn is_silent(&self, key: &OriginPoolKey) -> bool {
+        let silent = self.silent.lock();
+        let since = silent.get(key);
+        since.is_some_and(|since| since.elapsed() < SILENT_FOR)
     }
 
     /// Keeps a connection whose exchange has ended, or is about to.

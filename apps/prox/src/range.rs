@@ -4,6 +4,7 @@
 //! for several with the whole object, which RFC 9110 §14.2 allows.
 
 use cedos_http::{ByteRanges, RangeDecision};
+use http::header::{self, HeaderMap};
 
 /// Which part of an object to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,8 +52,24 @@ impl RangeAnswer {
     }
 }
 
+/// Reads `Content-Range: bytes first-last/total` or `bytes */total`: first and total.
+pub(crate) fn content_range(headers: &HeaderMap) -> Option<(Option<u64>, Option<u64>)> {
+    let text = headers.get(header::CONTENT_RANGE)?.to_str().ok()?;
+    let (range, total) = text.strip_prefix("bytes ")?.trim().split_once('/')?;
+    let total = match total {
+        "*" => None,
+        digits => Some(digits.parse().ok()?),
+    };
+    match range {
+        "*" => Some((None, total)),
+        range => Some((Some(range.split_once('-')?.0.parse().ok()?), total)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use http::HeaderValue;
+
     use super::*;
 
     fn answer(asked: &str, have: u64, total: Option<u64>) -> RangeAnswer {
@@ -96,5 +113,19 @@ mod tests {
         assert_eq!(answer("bytes=2-4", 5, None), bytes);
         assert_eq!(answer("bytes=2-", 50, None), wait(u64::MAX));
         assert_eq!(answer("bytes=-2", 50, None), wait(u64::MAX));
+    }
+
+    #[test]
+    fn content_range_is_read() {
+        let read = |text: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::CONTENT_RANGE, HeaderValue::from_static(text));
+            content_range(&headers)
+        };
+        assert_eq!(read("bytes 5-9/10"), Some((Some(5), Some(10))));
+        assert_eq!(read("bytes 5-9/*"), Some((Some(5), None)));
+        assert_eq!(read("bytes */10"), Some((None, Some(10))));
+        assert_eq!(read("items 5-9/10"), None);
+        assert_eq!(read("bytes 5/10"), None);
     }
 }

@@ -147,6 +147,8 @@ pub enum ProxRefusal {
     ResponseTimeout { host: String, limit: Duration },
     #[error("{host} closed the connection before answering: {cause}; try again")]
     OriginClosed { host: String, cause: String },
+    #[error("{0} closed a connection that was kept for this request; try again")]
+    KeptConnClosed(String),
     #[error("{host} did not answer in valid HTTP: {cause}")]
     OriginProtocol { host: String, cause: String },
     #[error("the answer head of {0} is too large")]
@@ -320,7 +322,7 @@ impl ProxRefusal {
             Certificate { .. } => (502, "tls_certificate_error"),
             Tls { .. } => (502, "tls_protocol_error"),
             ResponseTimeout { .. } => (504, "http_response_timeout"),
-            OriginClosed { .. } => (502, "connection_terminated"),
+            OriginClosed { .. } | KeptConnClosed(_) => (502, "connection_terminated"),
             OriginProtocol { .. } => (502, "http_protocol_error"),
             OriginHeadTooLarge(_) => (502, "http_response_header_section_size"),
             UnexpectedPartial(_) => (502, "http_protocol_error"),

@@ -23,9 +23,10 @@ use http::StatusCode;
 
 use crate::copy_bucket::{CopyBucket, CopyBucketStatus, REQUEST_WITHIN, RETRY_WAIT, bucket_owner};
 use crate::copy_fetcher::CopyFetchSource;
+use crate::copy_head::CopyHead;
 use crate::copy_store::{CopyNote, CopyRecord, CopyStore, RetainedRecord, StoredProgress, wall_ms};
 use crate::flow_memo::FlowMemo;
-use crate::pinned_copy::{CopyHead, PinnedCopy};
+use crate::pinned_copy::PinnedCopy;
 use crate::prox::Prox;
 use crate::quota_ledger::{SHARED, StorageTier};
 use crate::refusal::ProxRefusal;

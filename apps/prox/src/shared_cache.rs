@@ -10,11 +10,14 @@
 //! A copy here is an ordinary [`PinnedCopy`], whose bytes are charged to the cache instead of to a client. A flow
 //! that reads it holds it: eviction and newer versions take it from others, never from that flow.
 //!
+//! What there is of a response that nobody reads any more while it is fetched may be completed later: `partial_response.rs`.
+//!
 //! With a copy store the complete responses outlive the process: each has a note in the journal, which is removed
 //! with the response.
 
 mod cache_control;
 mod cache_status;
+mod partial_response;
 mod stored_response;
 
 use std::collections::{BTreeMap, HashMap};
@@ -35,6 +38,8 @@ use crate::refusal::ProxRefusal;
 use crate::spooled_body::SpoolStatus;
 
 pub(crate) use cache_status::CacheStatus;
+pub(crate) use partial_response::PartialResponse;
+use partial_response::PartialResponses;
 pub(crate) use stored_response::{
     CacheDemand, ReceiptTime, StoredResponse, StoredResponseRecord, Usability, is_not_modified,
     selecting_value,
@@ -244,6 +249,8 @@ struct CacheState {
     /// The store that records what the cache has.
     copy_store: Option<Arc<CopyStore>>,
     urls: HashMap<String, Vec<IndexedEntry>>,
+    /// Parts of responses, whose rest the origin can be asked for.
+    partials: PartialResponses,
     /// Ids of copies, the least recently used first.
     order: BTreeMap<u64, u64>,
     /// URL and place in `order` of a copy, by its id.
@@ -444,6 +451,7 @@ impl SharedCache {
             dropped.extend(state.remove(id));
         }
         let head_bytes = entry.head_bytes(url);
+        let partial = state.partials.remove(url);
         let tick = state.next_tick();
         let id = entry.copy.id;
         if is_new {
@@ -463,8 +471,19 @@ impl SharedCache {
             self.evictions.fetch_add(1, Ordering::Relaxed);
         }
         drop(state);
-        drop(dropped); // Outside the lock: this frees bytes.
+        drop((dropped, partial)); // Outside the lock: this frees bytes.
         true
+    }
+
+    /// The part of a response that answers a request once its rest is there. It is the caller's now.
+    pub(crate) fn take_partial(&self, url: &str, request: &HeaderMap) -> Option<PartialResponse> {
+        self.state.lock().partials.take(url, request)
+    }
+
+    /// Keeps a part that the origin could not complete now.
+    pub(crate) fn keep_partial(&self, partial: PartialResponse) {
+        let older = self.state.lock().partials.keep(partial);
+        drop(older); // Outside the lock: this frees bytes.
     }
 
     /// Puts a complete response of an earlier process into the cache, unless the cache has a newer one, or its time
@@ -497,8 +516,9 @@ impl SharedCache {
             dropped.extend(state.remove(id));
             forgotten.extend(copy_store.map(|notes| notes.remove_note(CopyNote::Cached, id)));
         }
+        let partial = state.partials.remove(url);
         drop(state);
-        drop(dropped);
+        drop((dropped, partial));
         all_written(forgotten)
     }
 
@@ -509,8 +529,9 @@ impl SharedCache {
         state.forgotten_until = state.next_tick();
         let ids: Vec<u64> = state.places.keys().copied().collect();
         let dropped: Vec<_> = ids.into_iter().map(|id| state.remove(id)).collect();
+        let partials = state.partials.clear();
         drop(state);
-        drop(dropped); // Outside the lock: this frees bytes.
+        drop((dropped, partials)); // Outside the lock: this frees bytes.
     }
 
     /// Removes a copy. Flows that read it go on.
@@ -519,10 +540,16 @@ impl SharedCache {
         drop(removed); // Outside the lock: this frees bytes.
     }
 
-    /// Removes the least recently used copy that nobody reads, to make room; not the one that is named. False if
-    /// there is none.
+    /// Removes a part of a response, or the least recently used copy that nobody reads, to make room; not the one that is
+    /// named. False if there is none.
     pub(crate) fn make_room(&self, not: Option<u64>) -> bool {
         let mut state = self.state.lock();
+        if let Some(partial) = state.partials.pop_oldest() {
+            drop(state);
+            drop(partial);
+            self.evictions.fetch_add(1, Ordering::Relaxed);
+            return true;
+        }
         let mut ids = state.order.values().copied();
         let unused = ids.find(|id| Some(*id) != not && state.is_unused(*id));
         let removed = unused.and_then(|id| state.remove(id));
@@ -537,8 +564,8 @@ impl SharedCache {
         self.state.lock().places.contains_key(&id)
     }
 
-    /// Ends the fetch of a copy that nobody reads any more and that has far to go. The caller holds `copy`, and
-    /// nothing else that belongs to the flow.
+    /// Ends the fetch of a copy that nobody reads any more and that has far to go. What there is of it is kept if its origin
+    /// can be asked for the rest. The caller holds `copy`, and nothing else that belongs to the flow.
     pub(crate) fn on_reader_gone(&self, copy: &Arc<PinnedCopy>) {
         let extent = copy.body.extent();
         let left = extent.total.map(|total| total.saturating_sub(extent.have));
@@ -548,7 +575,7 @@ impl SharedCache {
         let mut state = self.state.lock();
         // The cache's own handle, and the caller's.
         let removed = match Arc::strong_count(copy) {
-            2 => state.remove(copy.id),
+            2 => state.set_aside(copy.id),
             _ => None,
         };
         drop(state);
@@ -664,6 +691,19 @@ impl CacheState {
             drop(copy_store.remove_note(CopyNote::Cached, id));
         }
         Some(removed)
+    }
+
+    /// Takes an unfinished response out, and keeps what there is of it if it can be completed.
+    fn set_aside(&mut self, id: u64) -> Option<(IndexedEntry, Option<PartialResponse>)> {
+        let url = self.places.get(&id)?.0.clone();
+        let removed = self.remove(id)?;
+        // Another node may have taken over a copy of nodes that share a store.
+        let is_own = (self.copy_store.as_ref()).is_none_or(|store| store.shared().is_none());
+        let CacheEntry { copy, response, .. } = &removed.entry;
+        let partial = PartialResponse::of(&url, id, &copy.head, &copy.body, response);
+        let partial = partial.filter(|_| is_own);
+        let older = partial.and_then(|partial| self.partials.keep(partial));
+        Some((removed, older))
     }
 
     fn is_unused(&self, id: u64) -> bool {

@@ -29,9 +29,10 @@ use http::HeaderValue;
 use parking_lot::Mutex;
 
 use crate::copy_fetcher::{BucketParts, CopyFetchSource};
+use crate::copy_head::{CopyHead, CopyRequest};
 use crate::copy_store::{CopyRecord, CopyStore, StoredProgress};
 use crate::flow_report::ProxFlowOutcome;
-use crate::pinned_copy::{CopyHead, CopyRequest, PinnedCopy};
+use crate::pinned_copy::PinnedCopy;
 use crate::prox::Prox;
 use crate::quota_ledger::{FlowPermit, StorageTier};
 use crate::request::FetchRequest;

@@ -235,6 +235,15 @@ impl SpooledBody {
         Ok(())
     }
 
+    /// Gives back what was counted for bytes that may never come. Should they come, they are counted again.
+    pub(crate) fn release_unused(&self) {
+        let mut state = self.state.lock();
+        let unused = state.counted.saturating_sub(state.len);
+        self.ledger
+            .release(state.client, state.store.place(), unused);
+        state.counted -= unused;
+    }
+
     /// The extent of the object.
     pub(crate) fn extent(&self) -> SpoolExtent {
         let state = self.state.lock();

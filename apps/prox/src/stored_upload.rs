@@ -23,8 +23,9 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
+use crate::copy_head::{CopyHead, CopyRequest};
 use crate::copy_store::{self, CopyNote, CopyRecord, CopyStore, HeaderFields, wall_ms};
-use crate::pinned_copy::{CopyHead, CopyRequest, PinnedCopy};
+use crate::pinned_copy::PinnedCopy;
 use crate::refusal::ProxRefusal;
 use crate::request::{UploadRequest, UploadToken};
 use crate::retention_note::RetentionNote;

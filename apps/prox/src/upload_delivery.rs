@@ -10,7 +10,8 @@ use http::{Method, StatusCode};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::pinned_copy::{CopyHead, PinnedCopy};
+use crate::copy_head::CopyHead;
+use crate::pinned_copy::PinnedCopy;
 use crate::refusal::ProxRefusal;
 use crate::request::is_idempotent;
 

@@ -15,8 +15,8 @@ use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::Instant;
 
+use crate::copy_head::CopyHead;
 use crate::origin::{OriginRequestBody, OriginResponse};
-use crate::pinned_copy::CopyHead;
 use crate::prox::{Prox, random_name};
 use crate::refusal::ProxRefusal;
 use crate::request::{UploadRequest, is_idempotent};
@@ -93,12 +93,14 @@ async fn deliver(
     let give_up = Instant::now() + prox.config().origin_patience;
     let mut wait = prox.config().retry_wait;
     let memory = prox.origin_memory(client);
+    let mut may_use_kept_conn = true;
     loop {
         let body = SpoolHttpBody::new(spool);
         let outgoing = OriginRequestBody {
             sent: body.sent.clone(),
             body: body.boxed_unsync(),
             shares_conns_of: Some(client),
+            may_use_kept_conn,
             before_sending: stored.map(|stored| stored.clone().record_sending()),
         };
         let upstream = prox.upstream();
@@ -111,6 +113,11 @@ async fn deliver(
         );
         let refusal = match sending.await {
             Ok(response) => return Ok(response),
+            // The origin has not received the request.
+            Err(ProxRefusal::KeptConnClosed(_)) if may_use_kept_conn => {
+                may_use_kept_conn = false;
+                continue;
+            }
             Err(refusal) => refusal,
         };
         if !may_repeat(&request.method, &refusal) || Instant::now() + wait > give_up {

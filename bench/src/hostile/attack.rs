@@ -17,11 +17,13 @@ use d2tp_wire::{Cid, Frame, PacketKind};
 
 use super::attack_context::{AttackContext, AttackTally, FIRST, STRANGERS, hostile_keys};
 use super::cache_attack::{CacheAttack, attack_cache};
+use super::compressed_bombs::compressed_bombs;
 use super::enrolment_guests::enrolment_guests;
 use super::forged_sockets::ForgedSockets;
 use super::hostile_kind::HostileKind;
 use super::http2_attack::{Http2Attack, attack_http2};
 use super::packet_tunnels::packet_tunnels;
+use super::quota_attack::be_at_every_quota;
 use super::raw_client::{RawClient, syn};
 use super::slow_origins::slow_origins;
 use super::stream_strangers::{StreamAbuse, attack_streams};
@@ -103,6 +105,8 @@ pub fn attack(kind: HostileKind, context: &AttackContext) -> Result<AttackTally>
         HostileKind::CacheChurn => return attack_cache(CacheAttack::Churn, context),
         HostileKind::CacheUnread => return attack_cache(CacheAttack::Unread, context),
         HostileKind::CacheVariants => return attack_cache(CacheAttack::Variants, context),
+        HostileKind::CompressedBombs => return compressed_bombs(context),
+        HostileKind::EveryQuota => return be_at_every_quota(context),
         HostileKind::HalfOpen => {
             let keys: Vec<SecretKey> = hostile_keys(context.keys).collect();
             let instances = 0..SESSIONS_MAX * 2;

@@ -54,6 +54,8 @@ pub struct AttackTally {
     pub refused: u64,
     /// Flows that the proxy ended otherwise before they had an answer.
     pub unexplained: u64,
+    /// Limits that an attack on all of them did not reach.
+    pub limits_left: u64,
 }
 
 /// The secret keys of an attacker.

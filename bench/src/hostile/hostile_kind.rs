@@ -70,11 +70,15 @@ pub enum HostileKind {
     CacheUnread,
     /// Variants of objects without number, with large heads.
     CacheVariants,
+    /// Bodies that are a thousand times as large when they are unpacked.
+    CompressedBombs,
+    /// All limits of a client at once.
+    EveryQuota,
 }
 
 impl HostileKind {
     /// Every kind with its name, in the order in which they run.
-    pub const ALL: [(HostileKind, &'static str); 32] = [
+    pub const ALL: [(HostileKind, &'static str); 34] = [
         (HostileKind::UnreadFlows, "unread-flows"),
         (HostileKind::Unacknowledged, "unacknowledged"),
         (HostileKind::SparsePieces, "sparse-pieces"),
@@ -107,14 +111,16 @@ impl HostileKind {
         (HostileKind::CacheChurn, "cache-churn"),
         (HostileKind::CacheUnread, "cache-unread"),
         (HostileKind::CacheVariants, "cache-variants"),
+        (HostileKind::CompressedBombs, "compressed-bombs"),
+        (HostileKind::EveryQuota, "every-quota"),
     ];
 
     /// Whether the attack makes the proxy hold copies or upload bodies, which the quota of copies
     /// limits.
     pub fn pins_copies(self) -> bool {
         use HostileKind::{
-            EndlessBodies, EndlessUploads, Http2Resets, Http2Windows, SlowOrigins, SlowReaders,
-            Unacknowledged, UnreadFlows,
+            CompressedBombs, EndlessBodies, EndlessUploads, EveryQuota, Http2Resets, Http2Windows,
+            SlowOrigins, SlowReaders, Unacknowledged, UnreadFlows,
         };
         matches!(
             self,
@@ -126,6 +132,8 @@ impl HostileKind {
                 | SlowOrigins
                 | Http2Resets
                 | Http2Windows
+                | CompressedBombs
+                | EveryQuota
         ) || self.fills_cache()
     }
 

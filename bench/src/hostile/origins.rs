@@ -7,6 +7,7 @@
 //!  /cached/N/… N bytes that every cache may keep, each path another object
 //!  /varied/…   a small answer with a large head, which varies with X-Variant
 //!  /slow/N     a byte a second: of the body where N is even, of the head where it is odd
+//!  /bomb/…     a body that is a thousand times as large when it is unpacked
 //!  PUT         reads endlessly
 //!  blast       (another port) bytes for a tunnel, as fast as they are taken
 //!  silent      (another port) accepts and sends nothing: a TLS handshake that never ends
@@ -20,6 +21,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
 
+use super::packed_body::bomb;
 use super::{HOSTILE_NICE, be_nice};
 
 /// Bytes that an origin writes in one call.
@@ -159,6 +161,22 @@ async fn answer(mut stream: TcpStream) -> std::io::Result<()> {
         let filler = field.repeat(VARIED_HEAD_BYTES / field.len());
         let fields = format!("cache-control: max-age=3600\r\nvary: x-variant\r\n{filler}");
         send_object(&mut stream, 100, &fields).await?;
+    } else if let Some(kind) = path.strip_prefix("/bomb/") {
+        let fields = match kind {
+            "" => "content-encoding: gzip\r\ncache-control: private\r\n",
+            "transfer" => "transfer-encoding: gzip\r\n",
+            _ => "content-encoding: gzip\r\ncache-control: max-age=3600\r\netag: \"1\"\r\n",
+        };
+        let length = match kind {
+            "transfer" => "connection: close\r\n".to_owned(),
+            _ => format!("content-length: {}\r\n", bomb().len()),
+        };
+        let head = format!("HTTP/1.1 200 OK\r\n{fields}{length}\r\n");
+        stream.write_all(head.as_bytes()).await?;
+        stream.write_all(bomb()).await?;
+        if kind == "transfer" {
+            return stream.shutdown().await;
+        }
     } else if let Some(number) = path.strip_prefix("/slow/") {
         let is_in_body = number.parse::<u64>().is_ok_and(|number| number % 2 == 0);
         stream.write_all(b"HTTP/1.1 200 OK\r\n").await?;

@@ -33,6 +33,8 @@ pub struct ProxySetup {
     pub kind: HostileKind,
     /// The value of `--disk-quota`; none: the proxy's own.
     pub disk_quota: Option<u64>,
+    /// The file of `--config`, if there is one.
+    pub settings: Option<String>,
 }
 
 /// The network from which the proxy gives its clients addresses.
@@ -89,6 +91,11 @@ impl ProxyUnderLoad {
         let tcp = open_ports(setup.kind, directory.path(), &mut command)?;
         if let Some(quota) = setup.disk_quota {
             command.args(["--disk-quota", &quota.to_string()]);
+        }
+        if let Some(settings) = &setup.settings {
+            let file = directory.path().join("prox.toml");
+            fs::write(&file, settings)?;
+            command.arg("--config").arg(file);
         }
         if setup.kind.uses_tunnels() {
             command.args(["--tunnel-net", TUNNEL_NET]);

@@ -4,10 +4,9 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use d2tp_session::{
-    EndpointConfig, FlowEnd, FlowId, FlowOptions, ReadOutcome, Session, SessionEvent,
-};
+use d2tp_session::{EndpointConfig, FlowId, FlowOptions, Session, SessionEvent};
 
+use super::answer_start::AnswerStart;
 use super::attack_context::{AttackContext, AttackTally, FIRST};
 use super::hostile_kind::SLOW_ORIGIN_KEYS;
 use crate::handshake_hosts::{HandshakeHosts, key_of};
@@ -18,50 +17,6 @@ const REQUESTS: u64 = 10_000;
 const BATCH: u64 = 100;
 /// How soon the next are made: all have been after a second.
 const BATCH_EVERY: Duration = Duration::from_millis(10);
-/// Bytes of an answer that are kept: a refusal is shorter.
-const KEPT_BYTES: usize = 1_024;
-
-/// What has come of an answer, from its beginning on.
-#[derive(Default)]
-struct AnswerStart {
-    bytes: Vec<u8>,
-    is_over: bool,
-    /// Whether the protocol refused the flow with a reason, for which devices have a sentence.
-    is_refused_flow: bool,
-}
-
-impl AnswerStart {
-    fn read(&mut self, session: &mut Session, flow: FlowId) {
-        while !self.is_over {
-            match session.read(flow, usize::MAX) {
-                Ok(ReadOutcome::Chunk(chunk)) => {
-                    let room = KEPT_BYTES.saturating_sub(self.bytes.len());
-                    self.bytes
-                        .extend_from_slice(&chunk[..chunk.len().min(room)]);
-                }
-                Ok(ReadOutcome::Pending) => return,
-                Ok(ReadOutcome::End) | Err(_) => self.is_over = true,
-            }
-        }
-    }
-
-    fn is_accepted(&self) -> bool {
-        self.bytes.starts_with(b"HTTP/1.1 200 ")
-    }
-
-    /// Whether the proxy refused the request, with words for whoever made it.
-    fn is_refusal_in_words(&self) -> bool {
-        if self.is_refused_flow {
-            return true;
-        }
-        let text = String::from_utf8_lossy(&self.bytes);
-        let Some((head, body)) = text.split_once("\r\n\r\n") else {
-            return false;
-        };
-        let status = head.split(' ').nth(1).unwrap_or_default();
-        status.starts_with(['4', '5']) && body.trim().split(' ').count() > 2
-    }
-}
 
 /// Makes the requests, and reads what comes until the time is over.
 pub fn slow_origins(context: &AttackContext) -> Result<AttackTally> {
@@ -80,7 +35,7 @@ pub fn slow_origins(context: &AttackContext) -> Result<AttackTally> {
             if let SessionEvent::Ended { flow, end } = &event
                 && let Some(answer) = answers.get_mut(&(place, *flow))
             {
-                answer.is_refused_flow = matches!(end, FlowEnd::Refused(_));
+                answer.note_end(end);
             }
             match event {
                 SessionEvent::Established { .. } => tally.sessions += 1,
@@ -121,7 +76,7 @@ pub fn slow_origins(context: &AttackContext) -> Result<AttackTally> {
         match answer.is_refusal_in_words() {
             true => tally.refused += 1,
             // What is not over waits for its head.
-            false => tally.unexplained += u64::from(answer.is_over),
+            false => tally.unexplained += u64::from(answer.is_over()),
         }
     }
     Ok(tally)
@@ -134,30 +89,4 @@ fn request(session: &mut Session, context: &AttackContext, number: u64) -> Optio
     session.write(flow, head.into()).ok()?;
     session.finish(flow).ok()?;
     Some(flow)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::AnswerStart;
-
-    #[test]
-    fn only_an_answer_with_a_sentence_is_a_refusal_in_words() {
-        for (text, is_one) in [
-            (
-                "HTTP/1.1 503 Busy\r\nx: y\r\n\r\nthe proxy is full now\n",
-                true,
-            ),
-            ("HTTP/1.1 403 Forbidden\r\n\r\nno", false),
-            ("HTTP/1.1 503 Busy\r\n\r\n", false),
-            ("HTTP/1.1 200 OK\r\n\r\nthe body of an answer", false),
-            ("", false),
-        ] {
-            let answer = AnswerStart {
-                bytes: text.into(),
-                is_over: true,
-                is_refused_flow: false,
-            };
-            assert_eq!(answer.is_refusal_in_words(), is_one, "{text:?}");
-        }
-    }
 }

@@ -1,6 +1,6 @@
 //! An open stream: the task that carries its packets both ways.
 
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use d2tp_session::{Addresses, LinkId, StreamPathId};
@@ -28,6 +28,7 @@ impl DriverCore {
 
 /// A stream whose connection is open.
 pub(crate) struct OpenStream {
+    /// The device, or the worker of a server that accepted the stream.
     pub(crate) shared: Weak<DriverShared>,
     pub(crate) stream: StreamPathId,
     pub(crate) addresses: Addresses,
@@ -37,6 +38,15 @@ pub(crate) struct OpenStream {
 }
 
 impl OpenStream {
+    /// The worker with this index, or the device.
+    pub(crate) fn shared_by(&self, worker: u16) -> Option<Arc<DriverShared>> {
+        let shared = self.shared.upgrade()?;
+        match shared.workers.others() {
+            Some(workers) => workers.get(usize::from(worker))?.upgrade(),
+            None => Some(shared),
+        }
+    }
+
     /// Carries packets in both directions until the connection ends or the stream is closed.
     pub(crate) async fn carry(
         &self,
@@ -66,7 +76,8 @@ impl OpenStream {
                 Ok(batch) => batch,
                 Err(end) => return end,
             };
-            let Some(shared) = self.shared.upgrade() else {
+            let worker = self.signals.worker.lock();
+            let Some(shared) = self.shared_by(*worker) else {
                 return StreamEnd::Closed;
             };
             let now = clock::now();
@@ -87,6 +98,7 @@ impl OpenStream {
                 }
                 !inner.accepts
             };
+            drop(worker);
             shared.wake();
             if unproven.is_some_and(|bytes| bytes > UNPROVEN_BYTES_MAX) {
                 return StreamEnd::Closed;
@@ -105,7 +117,8 @@ impl OpenStream {
             let is_asked = self.is_served && written > 0 && !is_held;
             let send_buffer = is_asked.then(|| sender.send_buffer_max());
             let next = {
-                let Some(shared) = self.shared.upgrade() else {
+                let worker = self.signals.worker.lock();
+                let Some(shared) = self.shared_by(*worker) else {
                     return StreamEnd::Closed;
                 };
                 let mut inner = shared.inner.lock();
@@ -126,7 +139,8 @@ impl OpenStream {
             if let Some(limit) = hold {
                 is_held = true;
                 let set = sender.hold_send_buffer(limit);
-                if let Some(shared) = self.shared.upgrade() {
+                let worker = self.signals.worker.lock();
+                if let Some(shared) = self.shared_by(*worker) {
                     let mut inner = shared.inner.lock();
                     inner.streams.recharge_send_buffer(self.stream, set);
                 }
@@ -146,13 +160,15 @@ impl OpenStream {
     /// holds for it, or a moment later; until then the device pays for that.
     pub(crate) fn end(&self, connection: StreamConnection) {
         let mut in_kernel = None;
-        if let Some(shared) = self.shared.upgrade() {
+        let worker = self.signals.worker.lock();
+        if let Some(shared) = self.shared_by(*worker) {
             let mut inner = shared.inner.lock();
             in_kernel = inner.streams.remove(self.stream);
             inner.core.on_stream_closed(clock::now(), self.stream);
             drop(inner);
             shared.wake();
         }
+        drop(worker);
         tokio::spawn(async move {
             connection.end(CLOSE_MAX).await;
             drop(in_kernel);

@@ -98,7 +98,7 @@ impl Server {
     }
 
     /// Binds a server with several workers on its port, each of which runs its sessions beside the others. All
-    /// sessions of a client are in one worker. With several, it serves no relays and no streams.
+    /// sessions of a client are in one worker. With several, it serves no relays.
     ///
     /// # Errors
     /// The sockets could not be bound, the system cannot steer packets to workers, or the journal could not be read.
@@ -239,8 +239,8 @@ impl Server {
         self.public
     }
 
-    /// Serves devices whose networks carry no UDP: their packets come in streams that `acceptor` accepts.
-    /// Must be called on a tokio runtime.
+    /// Serves devices whose networks carry no UDP: their packets come in streams that `acceptor` accepts. Each
+    /// stream goes to the worker that has its device's sessions. Must be called on a tokio runtime.
     pub fn accept_streams(&self, acceptor: TcpStreamAcceptor) {
         let accepts = stream_acceptor::accept(Arc::downgrade(&self.workers[0]), acceptor);
         let task = AbortOnDrop(tokio::spawn(accepts));

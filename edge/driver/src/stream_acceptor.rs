@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use crate::driver_core::DriverShared;
 use crate::open_stream::OpenStream;
 use crate::stream_queues::STREAM_BYTES;
+use crate::workers;
 
 /// The maximum number of streams of a server. Each uses a descriptor, and the buffers of TLS.
 const STREAMS_MAX: usize = 8_192; // a guess: descriptors are left for origins
@@ -93,7 +94,8 @@ fn strangers_memory(shared: &Weak<DriverShared>) -> Option<MemoryCharge> {
 async fn until_proven(open: &OpenStream) -> bool {
     loop {
         open.signals.queued.notified().await;
-        let Some(shared) = open.shared.upgrade() else {
+        let worker = open.signals.worker.lock();
+        let Some(shared) = open.shared_by(*worker) else {
             return false;
         };
         let mut inner = shared.inner.lock();
@@ -117,8 +119,9 @@ async fn serve(
         let Some(shared) = shared.upgrade() else {
             return;
         };
+        let streams = workers::stream_count(&shared);
         let mut inner = shared.inner.lock();
-        if inner.streams.len() >= STREAMS_MAX || inner.stopped {
+        if streams >= STREAMS_MAX || inner.stopped {
             tracing::warn!(%peer, "no room for another stream");
             return;
         }

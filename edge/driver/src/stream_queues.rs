@@ -16,6 +16,7 @@ use std::sync::Arc;
 use d2tp_session::{
     Endpoint, LinkId, MemoryAccount, MemoryCharge, STREAM_ROOM_BYTES, StreamPathId,
 };
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 /// The most bytes that the core is asked for at once on a fast stream.
@@ -35,6 +36,19 @@ const SEND_BUFFER_MIN: u64 = 128 * 1024; // a guess: two batches with what the k
 /// Bytes of packets that are given to the connection at once.
 const MESSAGE_PACKET_BYTES: usize = 64 * 1024;
 
+/// The worker of a server that has a stream, by its index; 0 where there is only one.
+///
+/// It is locked before the worker is, so that the stream's task never looks for the stream where it is no longer.
+#[derive(Default)]
+pub(crate) struct StreamWorker(Mutex<u16>);
+
+impl StreamWorker {
+    /// The worker's index; the worker keeps the stream until this is dropped.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, u16> {
+        self.0.lock()
+    }
+}
+
 /// Waiting packets of one size, back to back.
 pub(crate) struct QueuedBatch {
     pub(crate) bytes: Vec<u8>,
@@ -47,7 +61,7 @@ pub(crate) struct QueuedBatch {
 pub(crate) struct StreamClosed;
 
 /// A stream as seen by the engine.
-struct StreamQueue {
+pub(crate) struct StreamQueue {
     link: LinkId,
     batches: VecDeque<QueuedBatch>,
     /// Bytes that wait or are being written.
@@ -153,6 +167,8 @@ pub(crate) struct StreamSignals {
     pub(crate) closing: Arc<Notify>,
     /// The stream must end at once.
     pub(crate) dropped: Arc<Notify>,
+    /// The worker that has the stream.
+    pub(crate) worker: Arc<StreamWorker>,
 }
 
 /// All streams of a host.
@@ -311,6 +327,23 @@ impl StreamQueues {
     pub(crate) fn peer(&self, address: &SocketAddr) -> Option<SocketAddr> {
         let stream = StreamPathId::of(address)?;
         self.queues.get(&stream).map(|queue| queue.peer)
+    }
+
+    /// The record of which worker has a stream, if this one has it.
+    pub(crate) fn worker_of(&self, stream: StreamPathId) -> Option<Arc<StreamWorker>> {
+        Some(self.queues.get(&stream)?.signals.worker.clone())
+    }
+
+    /// Takes a stream out, for another worker.
+    pub(crate) fn take(&mut self, stream: StreamPathId) -> Option<StreamQueue> {
+        self.queues.remove(&stream)
+    }
+
+    /// Takes a stream over from another worker. All workers number their sockets in the same way, and the streams of the
+    /// server after them.
+    pub(crate) fn put(&mut self, stream: StreamPathId, queue: StreamQueue) {
+        self.served = Some(queue.link);
+        self.queues.insert(stream, queue);
     }
 
     pub(crate) fn insert(

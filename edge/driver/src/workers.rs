@@ -4,13 +4,20 @@
 //!  socket 0 ─▶ engine 0 ─┐ misdirected ┌─▶ engine 0
 //!  socket 1 ─▶ engine 1 ─┴──▶ inbox ───┴─▶ engine 1      seldom: first packets, and where the kernel cannot steer
 //! ```
+//!
+//! A stream carries the sessions of one device, which are all in one worker. So a stream whose packets are misdirected goes
+//! to that worker as a whole, with what waits to be written, unless an admitted device of its worker uses it:
+//!
+//! ```text
+//!  accepted ─▶ worker 0 ── a packet of another worker's client ─▶ that worker: by connection id, or the key in a handshake
+//! ```
 
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 
-use d2tp_session::{CidShare, SecretKey};
+use d2tp_session::{CidShare, SecretKey, StreamPathId};
 use d2tp_udp::LinkSocket;
 
 use crate::clock;
@@ -107,11 +114,43 @@ pub(crate) fn exchange(shared: &DriverShared) {
     }
     // Without the lock: the other worker may be about to pass something to this one.
     for (index, packet) in sent {
-        let worker = others.get(usize::from(index)).and_then(Weak::upgrade);
-        if let Some(worker) = worker
-            && worker.workers.accept(packet)
-        {
+        let Some(worker) = others.get(usize::from(index)).and_then(Weak::upgrade) else {
+            continue;
+        };
+        if let Some(stream) = StreamPathId::of(&packet.addresses().remote) {
+            // Before the packet, whose answer goes by the stream.
+            hand_over(shared, &worker, index, stream);
+        }
+        if worker.workers.accept(packet) {
             worker.wake();
         }
     }
+}
+
+/// Gives a stream to the worker with this index, unless an admitted device of this worker uses it.
+fn hand_over(from: &DriverShared, to: &DriverShared, index: u16, stream: StreamPathId) {
+    let Some(place) = from.inner.lock().streams.worker_of(stream) else {
+        return;
+    };
+    let mut worker = place.lock();
+    let taken = {
+        let mut inner = from.inner.lock();
+        match inner.core.client_of_stream(stream) {
+            Some(_) => None,
+            None => inner.streams.take(stream),
+        }
+    };
+    if let Some(queue) = taken {
+        to.inner.lock().streams.put(stream, queue);
+        *worker = index;
+    }
+}
+
+/// The number of streams that the workers of this one's server have.
+pub(crate) fn stream_count(shared: &DriverShared) -> usize {
+    let Some(workers) = shared.workers.others() else {
+        return shared.inner.lock().streams.len();
+    };
+    let workers = workers.iter().filter_map(Weak::upgrade);
+    workers.map(|w| w.inner.lock().streams.len()).sum()
 }

@@ -10,6 +10,7 @@
 //!  TCP ports                           held until a server listens    port.rs
 //!  serial devices                      pseudo-terminals, with a rate     serial.rs
 //!  redis-server                        killed, paused, filled             redis.rs
+//!  a server that is far away           connections with a latency      latency_proxy.rs
 //!  tests that need the machine         beside each other, or alone       share.rs
 //!  waiting for a processor             how long processes did             processor_wait.rs
 //!  waiting for a condition             with a limit                      wait.rs
@@ -21,6 +22,7 @@
 pub mod browser;
 pub mod bus;
 pub mod http2;
+pub mod latency_proxy;
 pub mod namespace;
 pub mod origin;
 pub mod port;

@@ -37,7 +37,8 @@ impl RedisServer {
         Some(server)
     }
 
-    fn socket(&self) -> PathBuf {
+    /// The path of the server's socket.
+    pub fn socket(&self) -> PathBuf {
         self.directory.join("redis.sock")
     }
 

@@ -29,7 +29,7 @@ const OPTIMISED: [&str; 8] = [
 /// The program of the bench, which starts the proxy that is beside it.
 const BENCH: &str = "cedos-bench";
 /// The number of kinds, by which the time is divided.
-const KINDS: f64 = 32.0;
+const KINDS: f64 = 34.0;
 /// What a kind takes beside its attack, and the times before and after it that are as long together: in seconds.
 const BESIDE_S: f64 = 3.0; // a guess
 /// The shortest and the longest attack, in seconds. What fills memory does so in the first three.
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn attacks_are_as_long_as_the_time_allows() {
         assert_eq!(attack_s(Duration::from_secs(10)), 3.0);
-        assert_eq!(attack_s(Duration::from_secs(32 * 13)), 5.0);
+        assert_eq!(attack_s(Duration::from_secs(34 * 13)), 5.0);
         assert_eq!(attack_s(Duration::from_secs(3600)), 10.0);
     }
 }

@@ -211,8 +211,7 @@ pub struct ProxArgs {
     pub access_log_detail: AccessLogDetail,
     #[command(flatten)]
     pub balancer: BalancerArgs,
-    /// Serve devices in this many workers, each on a core of its own. More than one neither relays nor takes
-    /// --stream-listen yet
+    /// Serve devices in this many workers, each on a core of its own. More than one does not relay yet
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub workers: u16,
     /// Take the proxy over that runs with the same --state-dir: its sockets, and then what it holds. Devices see a
@@ -264,13 +263,6 @@ impl ProxArgs {
             return Err(SettingsError {
                 path: None,
                 text: text.to_owned(),
-            });
-        }
-        if self.workers > 1 && self.stream_listen.is_some() {
-            return Err(SettingsError {
-                path: None,
-                text: "--stream-listen needs --workers 1: streams do not reach other workers yet"
-                    .to_owned(),
             });
         }
         if config.announce && self.listen.ip().is_loopback() {

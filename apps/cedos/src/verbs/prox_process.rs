@@ -41,7 +41,7 @@ use super::descriptor_limit::raise_descriptor_limit;
 use super::prox::ProxArgs;
 use super::prox_control;
 use super::prox_sandbox::ProxSandbox;
-use super::prox_sockets::{PassedSockets, workers_of};
+use super::prox_sockets::PassedSockets;
 use super::prox_state::{
     SharedStoreSettings, create_private_dir, lock_node, open_journal, reopen_journal,
 };
@@ -112,13 +112,6 @@ pub async fn run(mut args: ProxArgs, sandbox: Option<ProxSandbox>) -> anyhow::Re
     let prepared = Prox::prepare(config, resolver, args.state_dir.is_some())?;
     prepared.check_copy_bucket(key.public()).await?;
     let udp = passed.take_udp(args.listen);
-    // Streams are one worker's; the number that was passed stays whatever --workers says.
-    let passed_workers = workers_of(&udp);
-    anyhow::ensure!(
-        args.stream_listen.is_none() || passed_workers < 2,
-        "--stream-listen needs one worker, and the sockets that were passed are for {passed_workers}: \
-         end the running proxy, and start one with --workers 1"
-    );
     let stream_acceptor = args.stream_acceptor(&mut passed)?;
     let tcp_listener = args.tcp_listener(&mut passed)?;
     let acme = args.acme()?;

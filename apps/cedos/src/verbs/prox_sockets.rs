@@ -116,14 +116,6 @@ impl PassedSockets {
     }
 }
 
-/// The number of workers for which there are sockets: as many as share an address.
-pub fn workers_of(sockets: &[UdpSocket]) -> usize {
-    let mut addresses: Vec<_> = sockets.iter().map(|s| s.local_addr().ok()).collect();
-    addresses.sort_unstable();
-    let same = addresses.chunk_by(|one, other| one == other);
-    same.map(<[_]>::len).max().unwrap_or(0)
-}
-
 /// Whether an IPv6 socket receives IPv4 as well.
 fn is_dual(address: &SocketAddr, socket: &Socket) -> io::Result<bool> {
     Ok(address.is_ipv6() && !socket.only_v6()?)
@@ -152,16 +144,6 @@ mod tests {
         assert!(!sockets.is_empty());
         sockets.close_unused();
         assert!(sockets.is_empty());
-    }
-
-    #[test]
-    fn there_are_as_many_workers_as_sockets_of_one_address() {
-        assert_eq!(workers_of(&[]), 0);
-        let at = |address: &str| UdpSocket::bind(address).unwrap();
-        let shared = at("127.0.0.1:0");
-        let twin = shared.try_clone().unwrap();
-        assert_eq!(workers_of(&[at("127.0.0.1:0"), at("127.0.0.2:0")]), 1);
-        assert_eq!(workers_of(&[shared, at("127.0.0.1:0"), twin]), 2);
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod acme;
 mod announced;
 mod batch;
 mod bridge;
+mod bucket_process;
 mod detached;
 mod download;
 mod durable_proxy;

@@ -1,5 +1,5 @@
 //! Several proxies with one key that share their sessions in Redis: a balancer moves devices from one to the other, a
-//! node is killed in the middle of downloads, and the store is killed, paused and filled.
+//! node is killed in the middle of downloads, and the store is killed, paused, slow and filled.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cedos_lab_rig::PATIENCE;
+use cedos_lab_rig::latency_proxy::LatencyProxy;
 use cedos_lab_rig::origin::{OriginReply, ReplyEnd, ScriptedOrigin, cut, object, proper, reply};
 use cedos_lab_rig::port::HeldPort;
 use cedos_lab_rig::processor_wait::{ProcessorWait, sleep_beside};
@@ -159,6 +160,8 @@ type Given = (String, Option<usize>);
 pub(crate) struct Nodes {
     directory: tempfile::TempDir,
     pub(crate) redis: RedisServer,
+    /// Where nodes find the store, if not at the server itself.
+    store_url: Option<String>,
     origin: ScriptedOrigin,
     /// The connection of the origin from which on it gives the rest of objects.
     gives_rest_from: Arc<AtomicUsize>,
@@ -242,6 +245,7 @@ impl Nodes {
         Some(Nodes {
             directory,
             redis,
+            store_url: None,
             origin,
             gives_rest_from,
             given,
@@ -258,9 +262,17 @@ impl Nodes {
         self.directory.path()
     }
 
+    /// Puts the store behind a latency each way.
+    fn put_store_away(&mut self, latency: Duration) -> LatencyProxy {
+        let at = self.path().join("far.sock");
+        self.store_url = Some(format!("redis+unix://{}", at.display()));
+        LatencyProxy::to_unix(self.redis.socket(), &at, latency)
+    }
+
     /// Starts a node, and collects its log.
     pub(crate) async fn start(&self, name: &str, more: &[&str]) -> ProxyProcess {
-        let (url, state) = (self.redis.url(), format!("state-{name}"));
+        let url = self.store_url.clone().unwrap_or_else(|| self.redis.url());
+        let state = format!("state-{name}");
         let mut arguments = vec![
             "prox",
             "--key",
@@ -855,13 +867,21 @@ async fn a_drained_node_keeps_copies_that_are_fetched_until_its_time_is_over() {
 enum StoreFault {
     Killed,
     Paused,
+    /// The store answers after longer than nodes wait.
+    Slow,
     Full,
 }
+
+/// A latency of a store each way, of which a node notices only that all takes longer.
+const FAR: Duration = Duration::from_millis(100);
+/// A latency of a store each way, so that no node waits for an answer.
+const TOO_FAR: Duration = Duration::from_secs(3);
 
 async fn devices_wait_for_the_store(fault: StoreFault) {
     let Some(mut nodes) = Nodes::new().await else {
         return;
     };
+    let path = nodes.put_store_away(Duration::ZERO);
     let mut first = nodes.start("a", &[]).await;
     let second = nodes.start("b", &[]).await;
     let balancer = Balancer::start(first.listens_at().parse().unwrap()).await;
@@ -870,6 +890,7 @@ async fn devices_wait_for_the_store(fault: StoreFault) {
     match fault {
         StoreFault::Killed => nodes.redis.kill(),
         StoreFault::Paused => nodes.redis.pause(),
+        StoreFault::Slow => path.set_latency(TOO_FAR),
         StoreFault::Full => nodes.redis.set_full(true),
     }
     // In this order: else the first node may ask for the rest, too.
@@ -888,7 +909,7 @@ async fn devices_wait_for_the_store(fault: StoreFault) {
     .await;
     let word = match fault {
         StoreFault::Full => "full",
-        StoreFault::Killed | StoreFault::Paused => "away",
+        StoreFault::Killed | StoreFault::Paused | StoreFault::Slow => "away",
     };
     status.ends_with(0, &format!("\"store_state\":\"{word}\""));
     status.ends_with(0, "\"node\":\"b\"");
@@ -900,6 +921,7 @@ async fn devices_wait_for_the_store(fault: StoreFault) {
     match fault {
         StoreFault::Killed => nodes.redis.start_again(),
         StoreFault::Paused => nodes.redis.resume(),
+        StoreFault::Slow => path.set_latency(Duration::ZERO),
         StoreFault::Full => nodes.redis.set_full(false),
     }
     nodes.assert_whole(downloads).await;
@@ -913,6 +935,39 @@ async fn devices_wait_for_a_store_that_was_killed() {
 #[tokio::test]
 async fn devices_wait_for_a_store_that_does_not_answer() {
     devices_wait_for_the_store(StoreFault::Paused).await;
+}
+
+#[tokio::test]
+async fn devices_wait_for_a_store_that_answers_too_late() {
+    devices_wait_for_the_store(StoreFault::Slow).await;
+}
+
+#[tokio::test]
+async fn downloads_go_on_at_another_node_by_a_store_that_is_far_away() {
+    let Some(mut nodes) = Nodes::new().await else {
+        return;
+    };
+    let _path = nodes.put_store_away(FAR);
+    let mut first = nodes.start("a", &[]).await;
+    let second = nodes.start("b", &[]).await;
+    let balancer = Balancer::start(first.listens_at().parse().unwrap()).await;
+    let downloads = nodes.download(40, &first, &balancer).await;
+    nodes.halves_are_there(&downloads).await;
+    // In this order: else the first node may ask for the rest, too.
+    first.child.kill().await.unwrap();
+    nodes.give_rest().await;
+    downloads.measure_silence();
+    balancer.move_to(&second);
+    let progress = downloads.progress.clone();
+    until("every download has moved", || {
+        let mut all = progress.iter();
+        all.all(|one| one.bytes.load(Ordering::SeqCst) >= SIZE as u64)
+    })
+    .await;
+    let (median, longest) = downloads.silence();
+    eprintln!("a store at {FAR:?}: silence median {median:?}, longest {longest:?}");
+    nodes.assert_whole(downloads).await;
+    assert!(!nodes.has_said("b", "cannot be woken now"));
 }
 
 #[tokio::test]

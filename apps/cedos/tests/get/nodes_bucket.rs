@@ -15,32 +15,42 @@ use tokio::sync::watch;
 
 use crate::durable_proxy::{PlainAnswer, TOKEN, command, get, head_of, offset, rest_of};
 use crate::nodes::{Balancer, Nodes, ObjectSizes, SIZE};
-use crate::prox_bucket::{PART, PLACE, S3Fault, S3Server};
+use crate::prox_bucket::{BucketServer, PART, PLACE, S3Fault, S3Server};
 
 /// Objects of a part and something more, of which the origin gives all of the part at first.
-const LARGE: ObjectSizes = ObjectSizes {
+pub(crate) const LARGE: ObjectSizes = ObjectSizes {
     whole: PART + 1_000_000,
     first: PART + 300_000,
     next_from: PART,
 };
 
 /// Objects that one request gets whole.
-const SMALL: ObjectSizes = ObjectSizes {
+pub(crate) const SMALL: ObjectSizes = ObjectSizes {
     whole: SIZE,
     first: SIZE,
     next_from: 0,
 };
 
 /// The rate that a node allows each client, so that downloads are under way when their copies are complete.
-const SLOW: &str = "client_down_bytes_per_s = 300000\n";
+pub(crate) const SLOW: &str = "client_down_bytes_per_s = 300000\n";
 
 /// Nodes with a bucket, or `None` where there is no `redis-server`.
 async fn with_bucket(devices: usize, sizes: ObjectSizes) -> Option<(Nodes, S3Server)> {
     let server = S3Server::start().await;
+    let nodes = with_server(devices, sizes, &server).await?;
+    Some((nodes, server))
+}
+
+/// Nodes with the bucket of this server, or `None` where there is no `redis-server`.
+pub(crate) async fn with_server(
+    devices: usize,
+    sizes: ObjectSizes,
+    server: &impl BucketServer,
+) -> Option<Nodes> {
     let mut nodes = Nodes::with_sizes(devices, sizes).await?;
     nodes.copies = PLACE;
     nodes.environment = server.environment();
-    Some((nodes, server))
+    Some(nodes)
 }
 
 /// A node to which clients without D2TP speak at a port of their own.
@@ -146,9 +156,9 @@ async fn a_node_is_killed_and_another_asks_the_origin_for_nothing_that_the_bucke
 }
 
 /// Downloads whose copies are complete at a first node, and in the bucket, while the devices get them slowly.
-async fn whole_copies(
+pub(crate) async fn whole_copies(
     nodes: &Nodes,
-    server: &S3Server,
+    server: &impl BucketServer,
 ) -> (
     ProxyProcess,
     ProxyProcess,
@@ -187,7 +197,7 @@ async fn complete_copies_of_a_killed_node_come_from_the_bucket_alone() {
 
 /// Waits until the bucket has none of the copies that the second node took over. What the first one was removing when it
 /// was killed stays for a day.
-async fn until_removed(nodes: &Nodes, server: &S3Server) {
+pub(crate) async fn until_removed(nodes: &Nodes, server: &impl BucketServer) {
     let taken: Vec<String> = nodes
         .log()
         .lines()
@@ -198,7 +208,7 @@ async fn until_removed(nodes: &Nodes, server: &S3Server) {
         .map(|id| format!("{id:016x}"))
         .collect();
     assert!(!taken.is_empty(), "{}", nodes.log());
-    let folder = server.folder.path().join("bucket/prox/a");
+    let folder = server.root().join("bucket/prox/a");
     let has = |id: &String| {
         let parts = std::fs::read_dir(folder.join(id));
         parts.is_ok_and(|mut parts| parts.next().is_some())

@@ -1,8 +1,8 @@
-//! `cedos prox --copies`: a bucket of a real S3 server has the bytes of copies and uploads, and is read when the disk
+//! `cedos prox --copies`: a bucket of an S3 server in this process has the bytes of copies and uploads, and is read when the disk
 //! has them no more; when it fails, what runs goes on.
 
 use std::convert::Infallible;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -17,7 +17,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use nix::sys::signal::Signal;
 use s3s::auth::SimpleAuth;
-use s3s::service::S3ServiceBuilder;
+use s3s::service::{S3Service, S3ServiceBuilder};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
@@ -47,7 +47,61 @@ pub(crate) struct S3Server {
     mood: Arc<AtomicU8>,
 }
 
-type S3Body = UnsyncBoxBody<bytes::Bytes, Box<dyn std::error::Error + Send + Sync>>;
+/// A server of the bucket that nodes and proxies use here.
+pub(crate) trait BucketServer {
+    /// The folder in which the server has its buckets.
+    fn root(&self) -> PathBuf;
+
+    /// The URL of the server.
+    fn endpoint(&self) -> String;
+
+    /// The variables by which programs find the server.
+    fn environment(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("AWS_ENDPOINT_URL", self.endpoint()),
+            ("AWS_ALLOW_HTTP", "true".to_owned()),
+            ("AWS_REGION", "us-east-1".to_owned()),
+            ("AWS_ACCESS_KEY_ID", "key-id".to_owned()),
+            ("AWS_SECRET_ACCESS_KEY", "secret".to_owned()),
+        ]
+    }
+
+    /// The files of the objects of copies.
+    fn objects(&self) -> Vec<PathBuf> {
+        let mut files = Vec::new();
+        let copies = self.root().join("bucket/prox/a");
+        for copy in std::fs::read_dir(copies).into_iter().flatten().flatten() {
+            let parts = std::fs::read_dir(copy.path())
+                .into_iter()
+                .flatten()
+                .flatten();
+            files.extend(parts.map(|part| part.path()));
+        }
+        files
+    }
+
+    /// The lengths of the objects of copies, without the one byte of [`DurableProxy::until_recorded`]: a proxy that is
+    /// killed before it has removed that object leaves it for a day.
+    fn parts(&self) -> Vec<u64> {
+        let files = self.objects().into_iter();
+        let mut lengths: Vec<u64> = files
+            .filter_map(|file| Some(file.metadata().ok()?.len()))
+            .filter(|length| *length > 1)
+            .collect();
+        lengths.sort_unstable();
+        lengths
+    }
+}
+
+/// The service of a server with its buckets in this folder.
+pub(crate) fn s3_service(root: &Path) -> S3Service {
+    let files = s3s_fs::FileSystem::new(root).expect("a store");
+    let mut builder = S3ServiceBuilder::new(files);
+    builder.set_auth(SimpleAuth::from_single("key-id", "secret"));
+    builder.build()
+}
+
+pub(crate) type S3Body = UnsyncBoxBody<bytes::Bytes, Box<dyn std::error::Error + Send + Sync>>;
 
 fn refusal(status: u16, code: &str) -> http::Response<S3Body> {
     let text = format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code></Error>");
@@ -56,14 +110,22 @@ fn refusal(status: u16, code: &str) -> http::Response<S3Body> {
     answer.body(body.boxed_unsync()).expect("an answer")
 }
 
+/// The server's answer to a request.
+pub(crate) async fn s3_answer(
+    service: &S3Service,
+    request: http::Request<Incoming>,
+) -> http::Response<S3Body> {
+    match service.call(request.map(s3s::Body::from)).await {
+        Ok(answer) => answer.map(|body| body.map_err(Into::into).boxed_unsync()),
+        Err(_) => refusal(500, "InternalError"),
+    }
+}
+
 impl S3Server {
     pub(crate) async fn start() -> S3Server {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::create_dir(folder.path().join("bucket")).expect("a bucket");
-        let files = s3s_fs::FileSystem::new(folder.path()).expect("a store");
-        let mut builder = S3ServiceBuilder::new(files);
-        builder.set_auth(SimpleAuth::from_single("key-id", "secret"));
-        let service = builder.build();
+        let service = s3_service(folder.path());
         // A signature covers the conditions: only one that checks none can ignore them.
         let files = s3s_fs::FileSystem::new(folder.path()).expect("a store");
         let unsigned = S3ServiceBuilder::new(files).build();
@@ -96,12 +158,7 @@ impl S3Server {
                             }
                             service = unsigned;
                         }
-                        match service.call(request.map(s3s::Body::from)).await {
-                            Ok(answer) => {
-                                Ok(answer.map(|body| body.map_err(Into::into).boxed_unsync()))
-                            }
-                            Err(_) => Ok(refusal(500, "InternalError")),
-                        }
+                        Ok(s3_answer(&service, request).await)
                     }
                 });
                 let served = hyper::server::conn::http1::Builder::new()
@@ -119,41 +176,15 @@ impl S3Server {
     pub(crate) fn set(&self, mood: S3Fault) {
         self.mood.store(mood as u8, Ordering::Relaxed);
     }
+}
 
-    pub(crate) fn environment(&self) -> Vec<(&'static str, String)> {
-        vec![
-            ("AWS_ENDPOINT_URL", self.endpoint.clone()),
-            ("AWS_ALLOW_HTTP", "true".to_owned()),
-            ("AWS_REGION", "us-east-1".to_owned()),
-            ("AWS_ACCESS_KEY_ID", "key-id".to_owned()),
-            ("AWS_SECRET_ACCESS_KEY", "secret".to_owned()),
-        ]
+impl BucketServer for S3Server {
+    fn root(&self) -> PathBuf {
+        self.folder.path().to_owned()
     }
 
-    /// The files of the objects of copies.
-    fn objects(&self) -> Vec<PathBuf> {
-        let mut files = Vec::new();
-        let copies = self.folder.path().join("bucket/prox/a");
-        for copy in std::fs::read_dir(copies).into_iter().flatten().flatten() {
-            let parts = std::fs::read_dir(copy.path())
-                .into_iter()
-                .flatten()
-                .flatten();
-            files.extend(parts.map(|part| part.path()));
-        }
-        files
-    }
-
-    /// The lengths of the objects of copies, without the one byte of [`DurableProxy::until_recorded`]: a proxy that is
-    /// killed before it has removed that object leaves it for a day.
-    pub(crate) fn parts(&self) -> Vec<u64> {
-        let files = self.objects().into_iter();
-        let mut lengths: Vec<u64> = files
-            .filter_map(|file| Some(file.metadata().ok()?.len()))
-            .filter(|length| *length > 1)
-            .collect();
-        lengths.sort_unstable();
-        lengths
+    fn endpoint(&self) -> String {
+        self.endpoint.clone()
     }
 }
 

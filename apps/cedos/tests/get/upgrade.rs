@@ -268,26 +268,22 @@ async fn the_sockets_of_110_workers_are_taken_over_in_several_messages() {
 }
 
 #[tokio::test]
-async fn streams_are_refused_for_several_workers_before_the_old_process_ends() {
+async fn devices_in_streams_are_served_by_several_workers_and_go_on_after_an_upgrade() {
     let directory = tempfile::tempdir().unwrap();
-    let mut old = proxy(
-        directory.path(),
-        "127.0.0.1:0",
-        &["--workers", "2"],
-        "old.log",
-    )
-    .await;
-    let streams = ["--upgrade", "--stream-listen", "127.0.0.1:0"];
-    let arguments = [&proxy_arguments(old.listens_at())[..], &streams].concat();
-    let refused = run(directory.path(), &arguments).await;
-    assert_ne!(refused.code, 0);
-    assert!(
-        refused.errors.contains("needs one worker"),
-        "{}",
-        refused.errors
-    );
-    assert!(logged(directory.path(), "old.log", "a new process takes over").is_empty());
-    assert!(old.child.try_wait().unwrap().is_none());
+    let origin = origin().await;
+    let options = ["--workers", "3", "--stream-listen", "127.0.0.1:0"];
+    let mut old = proxy(directory.path(), "127.0.0.1:0", &options, "old.log").await;
+    // Nobody answers there, as in a network that blocks UDP.
+    let silent = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let silent_at = silent.local_addr().unwrap().to_string();
+    let address = old.address.replace(old.listens_at(), &silent_at);
+    let fleet = Fleet::start(directory.path(), &origin, &address).await;
+    let more = [&options[..], &["--upgrade"]].concat();
+    let new = proxy(directory.path(), old.listens_at(), &more, "new.log").await;
+    assert_eq!(new.address, old.address);
+    let status = tokio::time::timeout(PATIENCE, old.child.wait()).await;
+    assert!(status.expect("the old process ends").unwrap().success());
+    fleet.assert_whole(&origin).await;
 }
 
 #[tokio::test]

@@ -281,9 +281,10 @@ mod tests {
     use super::*;
     use crate::client_limits::ClientLimitTable;
     use crate::config::ProxConfig;
+    use crate::copy_head::CopyHead;
     use crate::copy_store::CopyRecord;
     use crate::hibernated_copies::HibernatedCopies;
-    use crate::pinned_copy::{CopyHead, PinnedCopy};
+    use crate::pinned_copy::PinnedCopy;
 
     /// A copy with this body.
     fn copy_of(id: u64, body: &Arc<SpooledBody>) -> Arc<PinnedCopy> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use aws_lc_rs::digest::{Context, SHA256};
-use cedos_lab_rig::origin::{OriginReply, OriginRequest, ReplyEnd, ScriptedOrigin};
+use cedos_lab_rig::origin::{OriginReply, OriginRequest, ReplyEnd, ScriptedOrigin, proper, reply};
 use cedos_prox::{Prox, ProxConfig, ProxHoldings, ServedFrom, TcpFlowListener, serve};
 use d2tp_driver::HostKey;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
@@ -519,6 +519,134 @@ async fn a_large_object_that_nobody_reads_any_more_is_not_fetched_on() {
     let answer = ask_as(&prox, CLIENT, get(&origin.url("/"), "Range: bytes=0-9\r\n")).await;
     assert_eq!(answer.whole().body.len(), 10);
     until(|| prox.holdings() == Default::default()).await;
+}
+
+/// Bytes of an object of which the origin sends a part, and of that part.
+const OBJECT: usize = 500_000;
+const PART: usize = 200_000;
+
+/// What an origin answers to a request for an object.
+type Answering = fn(&OriginRequest, &[u8]) -> Vec<u8>;
+
+/// An origin that sends a part of an object to the first who asks, and answers others by `later`.
+async fn stopping_origin(later: Answering) -> ScriptedOrigin {
+    ScriptedOrigin::play(move |request, mut stream| async move {
+        let body = pattern(OBJECT);
+        if request.count > 0 {
+            if request.method == "POST" {
+                request.body(&mut stream).await;
+            }
+            // The proxy may have gone.
+            let _ = stream.write_all(&later(&request, &body)).await;
+            return;
+        }
+        let head = format!(
+            "HTTP/1.1 200 OK\r\nContent-Length: {OBJECT}\r\nETag: \"v1\"\r\nCache-Control: max-age=60\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        stream.write_all(&body[..PART]).await.unwrap();
+        std::future::pending::<()>().await;
+    })
+    .await
+}
+
+/// A client reads the beginning of an object and goes away, so that a part of it is in the cache.
+async fn leave_a_part(prox: &Arc<Prox>, url: &str) {
+    let answer = ask_as(prox, CLIENT, get(url, "Range: bytes=0-9\r\n")).await;
+    assert_eq!(answer.whole().body.len(), 10);
+    until(|| {
+        let holdings = prox.holdings();
+        holdings.cached_responses == 0 && (1..=PART as u64).contains(&holdings.cached_bytes)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_part_that_nobody_read_on_is_completed_by_its_rest() {
+    let origin = stopping_origin(|request, body| proper(request, body, "\"v1\"")).await;
+    let prox = prox();
+    let url = origin.url("/");
+    leave_a_part(&prox, &url).await;
+    let answer = ask_as(&prox, OTHER, get(&url, "")).await.whole();
+    assert!(answer.body == pattern(OBJECT));
+    assert_eq!(answer.header("etag"), "\"v1\"");
+    assert_eq!(
+        answer.header("cache-status"),
+        "d2prox; fwd=partial; fwd-status=206; stored"
+    );
+    let asked = origin.requests();
+    let from = asked[1].range_from().unwrap();
+    assert!((1..=PART).contains(&from), "{from}");
+    assert_eq!(asked[1].header("if-range"), Some("\"v1\""));
+    // It is whole now, and as fresh as it was.
+    let range = get(&url, "Range: bytes=499990-\r\n");
+    let answer = ask_as(&prox, CLIENT, range).await.whole();
+    assert!(answer.body == pattern(OBJECT)[499_990..]);
+    let status = answer.header("cache-status");
+    assert!(status.starts_with("d2prox; hit; ttl="), "{status}");
+    assert_eq!(origin.requests().len(), 2);
+}
+
+#[tokio::test]
+async fn a_part_of_what_the_origin_has_no_more_is_never_mixed_with_something_else() {
+    let other = |request: &OriginRequest, body: &[u8]| {
+        let changed: Vec<u8> = body.iter().map(|byte| byte ^ 1).collect();
+        proper(request, &changed, "\"v2\"")
+    };
+    // It honours If-Range, or sends the rest of another object all the same.
+    let careless = |request: &OriginRequest, body: &[u8]| {
+        let changed: Vec<u8> = body.iter().map(|byte| byte ^ 1).collect();
+        let mut request = request.clone();
+        request.headers.remove("if-range");
+        proper(&request, &changed, "\"v2\"")
+    };
+    let cases: [(Answering, usize); 2] = [(other, 2), (careless, 3)];
+    for (later, requests) in cases {
+        let origin = stopping_origin(later).await;
+        let prox = prox();
+        let url = origin.url("/");
+        leave_a_part(&prox, &url).await;
+        let answer = ask_as(&prox, OTHER, get(&url, "")).await.whole();
+        let changed: Vec<u8> = pattern(OBJECT).iter().map(|byte| byte ^ 1).collect();
+        assert!(answer.body == changed);
+        assert_eq!(answer.header("etag"), "\"v2\"");
+        assert_eq!(origin.requests().len(), requests);
+    }
+}
+
+#[tokio::test]
+async fn a_part_goes_when_room_is_needed_or_its_url_changes() {
+    let origin = stopping_origin(|request, body| match &*request.method {
+        "POST" => reply("204 No Content", &[], b""),
+        _ => proper(request, body, "\"v1\""),
+    })
+    .await;
+    let url = origin.url("/");
+    let changed = prox();
+    leave_a_part(&changed, &url).await;
+    let post = format!("POST {url} HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n\r\nx");
+    assert_eq!(ask_as(&changed, OTHER, post).await.status, 204);
+    assert_eq!(changed.holdings().cached_bytes, 0);
+    let answer = ask_as(&changed, OTHER, get(&url, "")).await.whole();
+    assert!(answer.body == pattern(OBJECT));
+    let asked = origin.requests();
+    assert_eq!(asked.last().unwrap().range_from(), None);
+
+    let origin = stopping_origin(|_, _| {
+        let fields = [("Cache-Control", "private"), ("Content-Length", "550000")];
+        reply("200 OK", &fields, &[b'p'; 550_000])
+    })
+    .await;
+    let full = Prox::new(ProxConfig {
+        memory_quota_bytes: 0,
+        disk_quota_bytes: 600_000,
+        ..config()
+    })
+    .unwrap();
+    leave_a_part(&full, &origin.url("/")).await;
+    let answer = ask_as(&full, OTHER, get(&origin.url("/private"), "")).await;
+    assert_eq!(answer.whole().body.len(), 550_000);
+    assert_eq!(full.holdings().cached_bytes, 0);
 }
 
 #[tokio::test]

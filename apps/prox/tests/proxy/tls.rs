@@ -308,3 +308,60 @@ async fn a_real_nginx_over_https_and_http2() {
     .await;
     assert_eq!((answer.status, answer.body.len()), (304, 0));
 }
+
+/// An origin over HTTP/2 that refuses the second request of its first connection. Returns its address, and the bodies that
+/// it has got, each with the number of its connection.
+async fn refusing_origin(authority: &TestAuthority) -> (SocketAddr, BodiesByConn) {
+    let acceptor = authority.acceptor(&[b"h2"]);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let bodies = BodiesByConn::default();
+    let told = bodies.clone();
+    tokio::spawn(async move {
+        for conn in 0.. {
+            let (tcp, _) = listener.accept().await.unwrap();
+            let tls = acceptor.accept(tcp).await.unwrap();
+            let mut requests = h2::server::handshake(tls).await.unwrap();
+            let told = told.clone();
+            tokio::spawn(async move {
+                let mut number = 0;
+                while let Some(Ok((request, mut respond))) = requests.accept().await {
+                    number += 1;
+                    if (conn, number) == (0, 2) {
+                        respond.send_reset(h2::Reason::REFUSED_STREAM);
+                        continue;
+                    }
+                    let told = told.clone();
+                    tokio::spawn(async move {
+                        let body = cedos_lab_rig::http2::read_all(&mut request.into_body()).await;
+                        told.lock().push((conn, body.unwrap()));
+                        let mut answer = http::Response::new(());
+                        *answer.status_mut() = http::StatusCode::CREATED;
+                        respond.send_response(answer, true).unwrap();
+                    });
+                }
+            });
+        }
+    });
+    (address, bodies)
+}
+
+type BodiesByConn = Arc<parking_lot::Mutex<Vec<(usize, Vec<u8>)>>>;
+
+#[tokio::test]
+async fn posts_share_a_connection_of_http2_and_one_that_is_refused_there_is_delivered_by_another() {
+    let authority = TestAuthority::new();
+    let dir = tempfile::tempdir().unwrap();
+    let prox = prox_that_trusts(&authority, dir.path());
+    let (address, bodies) = refusing_origin(&authority).await;
+    let url = format!("https://localhost:{}/a", address.port());
+    for body in ["one", "two", "six"] {
+        let post = format!("POST {url} HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\n{body}");
+        assert_eq!(ask(&prox, post).await.whole().status, 201);
+        // sleep: that the connection is kept shows in nothing until it is used
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    let expected =
+        [(0, b"one"), (1, b"two"), (1, b"six")].map(|(conn, body)| (conn, body.to_vec()));
+    assert_eq!(*bodies.lock(), expected);
+}

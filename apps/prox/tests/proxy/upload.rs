@@ -245,12 +245,29 @@ async fn uploads_have_the_quotas_of_copies() {
     until(|| prox.holdings() == Default::default()).await;
 }
 
-/// An origin that answers any number of requests on a connection: those of each connection, in order.
-async fn keeping_origin() -> (String, Arc<Mutex<Vec<Vec<String>>>>) {
-    use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+/// What an origin does with a request that waits for 100.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OnExpect {
+    /// The origin says 100, and reads the body.
+    Continue,
+    /// The origin waits for the body.
+    Nothing,
+    /// The origin answers 417.
+    Refuse,
+    /// The origin closes the connection, as if it had done so before the request came.
+    Close,
+    /// The origin says 100, reads the body, and closes the connection.
+    CloseLater,
+}
+
+/// The requests of each connection, and their bodies, in order.
+type Conns = Arc<Mutex<Vec<Vec<(String, Vec<u8>)>>>>;
+
+/// An origin that answers any number of requests on a connection.
+async fn keeping_origin(on_expect: OnExpect) -> (String, Conns) {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());
-    let conns: Arc<Mutex<Vec<Vec<String>>>> = Arc::default();
+    let conns = Conns::default();
     let told = conns.clone();
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
@@ -261,59 +278,149 @@ async fn keeping_origin() -> (String, Arc<Mutex<Vec<Vec<String>>>>) {
             };
             let told = told.clone();
             tokio::spawn(async move {
-                let mut stream = BufReader::new(stream);
-                loop {
-                    let (mut first, mut length) = (String::new(), 0);
-                    if stream.read_line(&mut first).await.unwrap_or(0) == 0 {
-                        return;
-                    }
-                    loop {
-                        let mut line = String::new();
-                        stream.read_line(&mut line).await.unwrap();
-                        let line = line.trim().to_ascii_lowercase();
-                        if let Some(digits) = line.strip_prefix("content-length: ") {
-                            length = digits.parse().unwrap();
-                        }
-                        if line.is_empty() {
-                            break;
-                        }
-                    }
-                    stream.read_exact(&mut vec![0; length]).await.unwrap();
-                    told.lock()[number].push(first.trim().to_owned());
-                    let answer = b"HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nok";
-                    stream.get_mut().write_all(answer).await.unwrap();
-                }
+                let _ = keep_answering(stream, on_expect, |request| {
+                    told.lock()[number].push(request);
+                })
+                .await;
             });
         }
     });
     (url, conns)
 }
 
-#[tokio::test]
-async fn uploads_of_one_client_share_a_connection_and_a_post_has_its_own() {
-    let (url, conns) = keeping_origin().await;
-    let prox = prox();
-    for _ in 0..3 {
-        let answer = ask(&prox, sized(&url, b"abc")).await.whole();
-        assert_eq!((answer.status, &answer.body[..]), (201, &b"ok"[..]));
-        // sleep: that the connection is kept shows in nothing until it is used
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+async fn keep_answering(
+    stream: tokio::net::TcpStream,
+    on_expect: OnExpect,
+    mut on_request: impl FnMut((String, Vec<u8>)),
+) -> std::io::Result<()> {
+    use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+    let mut stream = BufReader::new(stream);
+    loop {
+        let (mut first, mut length, mut is_waited_for) = (String::new(), 0, false);
+        if stream.read_line(&mut first).await? == 0 {
+            return Ok(());
+        }
+        loop {
+            let mut line = String::new();
+            stream.read_line(&mut line).await?;
+            let line = line.trim().to_ascii_lowercase();
+            if let Some(digits) = line.strip_prefix("content-length: ") {
+                length = digits.parse().unwrap();
+            }
+            is_waited_for |= line == "expect: 100-continue";
+            if line.is_empty() {
+                break;
+            }
+        }
+        if is_waited_for {
+            match on_expect {
+                OnExpect::Continue | OnExpect::CloseLater => {
+                    let interim = b"HTTP/1.1 100 Continue\r\n\r\n";
+                    stream.get_mut().write_all(interim).await?;
+                }
+                OnExpect::Nothing => {}
+                OnExpect::Refuse => {
+                    let refusal = b"HTTP/1.1 417 No\r\nContent-Length: 0\r\n\r\n";
+                    return stream.get_mut().write_all(refusal).await;
+                }
+                OnExpect::Close => return Ok(()),
+            }
+        }
+        let mut body = vec![0; length];
+        stream.read_exact(&mut body).await?;
+        on_request((first.trim().to_owned(), body));
+        if is_waited_for && on_expect == OnExpect::CloseLater {
+            return Ok(());
+        }
+        let answer = b"HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nok";
+        stream.get_mut().write_all(answer).await?;
     }
-    assert_eq!(conns.lock().iter().map(Vec::len).collect::<Vec<_>>(), [3]);
-    let post = format!("POST {url} HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nabc");
-    assert_eq!(ask(&prox, post).await.whole().status, 201);
-    assert_eq!(
-        conns.lock().iter().map(Vec::len).collect::<Vec<_>>(),
-        [3, 1]
-    );
+}
+
+/// How many requests came by each connection.
+fn by_conn(conns: &Conns) -> Vec<usize> {
+    conns.lock().iter().map(Vec::len).collect()
+}
+
+fn post(url: &str, body: &[u8]) -> Vec<u8> {
+    let length = body.len();
+    let mut request =
+        format!("POST {url} HTTP/1.1\r\nHost: h\r\nContent-Length: {length}\r\n\r\n").into_bytes();
+    request.extend(body);
+    request
+}
+
+/// Sends an upload, and lets the connection be kept.
+async fn send_and_keep(prox: &Arc<Prox>, request: Vec<u8>) -> u16 {
+    let status = ask(prox, request).await.whole().status;
+    // sleep: that the connection is kept shows in nothing until it is used
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    status
+}
+
+#[tokio::test]
+async fn uploads_of_one_client_to_one_origin_share_a_connection() {
+    let (url, conns) = keeping_origin(OnExpect::Continue).await;
+    let prox = prox();
+    for n in 0..10u8 {
+        assert_eq!(send_and_keep(&prox, sized(&url, &[n; 9])).await, 201);
+        assert_eq!(send_and_keep(&prox, post(&url, &[n; 99_999])).await, 201);
+    }
+    assert_eq!(by_conn(&conns), [20]);
+    let posts: Vec<_> = conns.lock()[0].iter().skip(1).step_by(2).cloned().collect();
+    let expected = (0..10u8).map(|n| ("POST / HTTP/1.1".to_owned(), vec![n; 99_999]));
+    assert!(posts == expected.collect::<Vec<_>>());
+    // Without a body it is not known whether the origin has received it.
+    assert_eq!(send_and_keep(&prox, post(&url, b"")).await, 201);
+    assert_eq!(by_conn(&conns), [20, 1]);
     // Another client never gets it.
     let (serving, mut device) = start(&prox, [2; 32]);
     device.send(sized(&url, b"abc")).await;
     device.finish_sending().await;
     assert_eq!(device.answer().await.whole().status, 201);
     ended(serving).await;
-    assert_eq!(
-        conns.lock().iter().map(Vec::len).collect::<Vec<_>>(),
-        [3, 1, 1]
-    );
+    assert_eq!(by_conn(&conns), [20, 1, 1]);
+}
+
+#[tokio::test]
+async fn a_post_on_a_connection_that_its_origin_closes_is_delivered_once_by_another() {
+    let (url, conns) = keeping_origin(OnExpect::Close).await;
+    let prox = prox();
+    assert_eq!(send_and_keep(&prox, post(&url, b"one")).await, 201);
+    assert_eq!(send_and_keep(&prox, post(&url, b"two")).await, 201);
+    let bodies: Vec<_> = conns.lock().iter().flatten().cloned().collect();
+    let bodies: Vec<_> = bodies.iter().map(|(_, body)| &body[..]).collect();
+    assert_eq!(bodies, [b"one", b"two"]);
+    assert_eq!(by_conn(&conns), [1, 1]);
+}
+
+#[tokio::test]
+async fn a_post_whose_body_went_out_on_a_kept_connection_is_not_sent_again() {
+    let (url, conns) = keeping_origin(OnExpect::CloseLater).await;
+    let prox = prox();
+    assert_eq!(send_and_keep(&prox, post(&url, b"one")).await, 201);
+    assert_eq!(send_and_keep(&prox, post(&url, b"two")).await, 502);
+    assert_eq!(by_conn(&conns), [2]);
+}
+
+#[tokio::test]
+async fn an_origin_that_does_not_say_100_gets_later_posts_by_new_connections() {
+    for (on_expect, expected) in [
+        (OnExpect::Nothing, &[2, 1, 1][..]),
+        (OnExpect::Refuse, &[1, 1, 1, 1][..]),
+    ] {
+        let (url, conns) = keeping_origin(on_expect).await;
+        let prox = prox();
+        for body in [b"a", b"b", b"c", b"d"] {
+            assert_eq!(send_and_keep(&prox, post(&url, body)).await, 201);
+        }
+        assert_eq!(by_conn(&conns), expected);
+        let bodies = conns
+            .lock()
+            .iter()
+            .flatten()
+            .map(|(_, body)| body[0])
+            .collect::<Vec<_>>();
+        assert_eq!(bodies, b"abcd");
+    }
 }

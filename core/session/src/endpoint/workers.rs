@@ -42,6 +42,16 @@ pub enum Misdirected {
     Datagram(Addresses, Vec<u8>),
 }
 
+impl Misdirected {
+    /// Where the packet came from.
+    pub fn addresses(&self) -> Addresses {
+        match self {
+            Misdirected::Handshake(handshake) => handshake.origin.from,
+            Misdirected::Datagram(addresses, _) => *addresses,
+        }
+    }
+}
+
 impl Endpoint {
     /// Whether sessions of this client belong to this worker. Without workers all do.
     pub fn owns(&self, client: &PublicKey) -> bool {

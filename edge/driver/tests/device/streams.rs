@@ -9,7 +9,7 @@ use cedos_lab_rig::this_test;
 use cedos_lab_rig::wait::{until, within};
 use d2tp_driver::{
     Admission, Attach, Attachment, Device, DeviceOptions, EndpointConfig, MemoryPool,
-    ProvidedLinks, PublicKey, Server, ServerAddress, ServerOptions, StreamIdentity,
+    ProvidedLinks, PublicKey, SecretKey, Server, ServerAddress, ServerOptions, StreamIdentity,
     TcpStreamAcceptor,
 };
 use d2tp_links::Link;
@@ -38,12 +38,18 @@ fn server_of_streams(ip: &str, memory: &MemoryPool) -> (Server, SocketAddr) {
         },
     })
     .expect("a port");
+    let streams = accept_streams(&server, ip);
+    (server, streams)
+}
+
+/// Has a server accept streams at `ip`; the address of its port.
+pub(crate) fn accept_streams(server: &Server, ip: &str) -> SocketAddr {
     let identity = StreamIdentity::self_signed("localhost").expect("a certificate");
     let at = SocketAddr::new(ip.parse().expect("an address"), 0);
     let acceptor = TcpStreamAcceptor::bind(at, identity).expect("a port");
     let streams = acceptor.local_addr().expect("an address");
     server.accept_streams(acceptor);
-    (server, streams)
+    streams
 }
 
 /// A stream of somebody without a key.
@@ -116,6 +122,16 @@ async fn a_stream_that_a_device_uses_is_charged_to_the_device() {
 
 /// A device that knows of a UDP port that does not answer, and of streams.
 async fn device_of_streams(server: &Server, silent: &UdpSocket, at: SocketAddr) -> Device {
+    device_with_key(server, silent, at, key(1)).await
+}
+
+/// A device with this key that knows of a UDP port that does not answer, and of streams.
+pub(crate) async fn device_with_key(
+    server: &Server,
+    silent: &UdpSocket,
+    at: SocketAddr,
+    key: SecretKey,
+) -> Device {
     let links = ProvidedLinks::new();
     links.add(wifi(1));
     let options = DeviceOptions {
@@ -127,7 +143,7 @@ async fn device_of_streams(server: &Server, silent: &UdpSocket, at: SocketAddr) 
                 server.public_key(),
             )
         },
-        key: key(1),
+        key,
         config: EndpointConfig::default(),
     };
     let attach = Arc::new(WithTcp(links.clone()));

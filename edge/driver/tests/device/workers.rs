@@ -9,11 +9,14 @@ use d2tp_driver::{
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+use crate::streams::{accept_streams, device_with_key};
 use crate::support::key;
 
 const WORKERS: u16 = 3;
 const DEVICES: u8 = 24;
 const ECHO_BYTES: usize = 200_000;
+/// Devices on a network that blocks UDP, each of which looks for more than a second before it opens a stream.
+const STREAM_DEVICES: u8 = 9;
 
 fn server() -> Server {
     let options = ServerOptions {
@@ -126,6 +129,35 @@ async fn workers_pass_packets_to_each_other_where_the_kernel_does_not_steer() {
     // Two packets of three come to the wrong worker, of more than 300 for each device.
     let passed = server.passed_between_workers();
     assert!(passed > 10 * u64::from(DEVICES), "{passed}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_goes_to_the_worker_that_has_its_devices_sessions() {
+    let server = std::sync::Arc::new(server());
+    let at = accept_streams(&server, "127.0.0.1");
+    echoes(&server).await;
+    // Nobody answers there, as in a network that blocks UDP.
+    let silent = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let mut devices = Vec::new();
+    for number in 0..STREAM_DEVICES {
+        let device = device_with_key(&server, &silent, at, key(100 + number)).await;
+        exchange(&device, number).await;
+        devices.push((device, number));
+    }
+    let by_worker: Vec<usize> = (server.counts_by_worker().into_iter())
+        .map(|(awake, _, _)| awake)
+        .collect();
+    assert_eq!(by_worker.iter().sum::<usize>(), devices.len());
+    assert!(
+        by_worker.iter().all(|sessions| *sessions > 0),
+        "{by_worker:?}"
+    );
+    // Once a stream is where it belongs, none of its packets is passed on.
+    let passed = server.passed_between_workers();
+    for (device, number) in &devices {
+        exchange(device, *number).await;
+    }
+    assert_eq!(server.passed_between_workers(), passed);
 }
 
 #[tokio::test]
