@@ -162,6 +162,9 @@ async function send(event) {
     const answer = await fetch(form.action, { method: "POST", body: fields, redirect: "manual" });
     if (answer.type === "opaqueredirect") {
       report("");
+      if (event.submitter?.dataset.done) {
+        said.textContent = event.submitter.dataset.done;
+      }
       const details = form.closest("details");
       if (details) {
         // What is closed can have no focus.

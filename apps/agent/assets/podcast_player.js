@@ -76,6 +76,15 @@ function startPlayer() {
       .catch(() => fail("The position is not stored: the agent does not answer."));
   }
 
+  // Plays the next episode of the list, on its own page.
+  function playNext() {
+    const next = document.getElementById("next");
+    if (next) {
+      store();
+      location.assign(next.href);
+    }
+  }
+
   function seek(to) {
     audio.currentTime = Math.max(0, Math.min(to, audio.duration || to));
   }
@@ -214,6 +223,11 @@ function startPlayer() {
   for (const event of ["pause", "ended", "seeked"]) {
     audio.addEventListener(event, store);
   }
+  audio.addEventListener("ended", () => {
+    if (sleep.value !== "episode") {
+      playNext();
+    }
+  });
   audio.addEventListener("waiting", () => {
     if (playable() === "beginning") {
       show("Waiting for more of the episode.");
@@ -276,6 +290,12 @@ function startPlayer() {
   });
   live.addEventListener("update", look);
   document.getElementById("controls").hidden = false;
+  if (location.hash === "#play") {
+    // A reload is no wish to play.
+    history.replaceState(null, "", location.pathname + location.search);
+    isAwaited = true;
+    look();
+  }
 
   if ("mediaSession" in navigator) {
     navigator.mediaSession.metadata = new MediaMetadata({ title: player.dataset.title, artist: player.dataset.channel });
@@ -283,6 +303,7 @@ function startPlayer() {
       play: () => audio.play(),
       pause: () => audio.pause(),
       seekto: (details) => seek(details.seekTime),
+      nexttrack: playNext,
       ...skips,
     };
     for (const [action, handler] of Object.entries(handlers)) {

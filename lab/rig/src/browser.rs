@@ -309,6 +309,28 @@ impl WebBrowser {
         self.command("script.addPreloadScript", parameters).await;
     }
 
+    /// Keeps what pages that are opened from now on want to do when a media key is pressed, so that
+    /// [`WebBrowser::press_media_key`] can do as the browser does then: a headless one hears no such keys.
+    pub async fn keep_media_keys(&mut self) {
+        let script = "() => {
+            window.mediaKeys = {};
+            const session = navigator.mediaSession;
+            const set = session.setActionHandler.bind(session);
+            session.setActionHandler = (action, handler) => {
+                set(action, handler);
+                window.mediaKeys[action] = handler;
+            };
+        }";
+        let parameters = json!({"functionDeclaration": script, "contexts": [self.tab]});
+        self.command("script.addPreloadScript", parameters).await;
+    }
+
+    /// Does what the page wants when a media key is pressed, such as `seekforward`.
+    pub async fn press_media_key(&mut self, action: &str) {
+        let press = format!("window.mediaKeys[{action:?}]({{ action: {action:?} }}), true");
+        self.evaluate(&press).await;
+    }
+
     /// The visible part of the page as a PNG file.
     pub async fn screenshot(&mut self) -> Vec<u8> {
         let tab = json!({"context": self.tab, "origin": "viewport"});

@@ -545,10 +545,10 @@ async fn what_the_page_can_the_command_can() {
     let link = String::from_utf8(link.output).expect("text");
     let queue = PageLink::of(link.trim()).get("/podcasts/queue").await;
     for part in [
-        "Ready to hear",
+        "Up next",
         "A bridge that sings",
         "Season 2, episode 2",
-        &format!("/podcasts/episode/{bridge}#player"),
+        &format!("/podcasts/episode/{bridge}#play"),
     ] {
         assert!(queue.text.contains(part), "{part}: {}", queue.text);
     }

@@ -8,7 +8,7 @@ use axum::extract::{Path, Query, State};
 use axum::response::{IntoResponse, Redirect, Response};
 use cedos_readycast::{
     Channel, ChannelId, ChannelRule, ChannelSummary, DownloadSchedule, EnclosureChoice,
-    EpisodeQuery, KeepRule,
+    EpisodeQuery, EpisodeState, EpisodeSummary, KeepRule,
 };
 use cedos_text::escape_controls;
 use d2tp_sched::CostPolicy;
@@ -20,7 +20,7 @@ use super::super::super::podcasts::directory_search::FoundPodcast;
 use super::super::super::podcasts::requests::RuleChange;
 use super::super::frame::{self, PageContext, PageFact, PageFrame};
 use super::super::live;
-use super::episode_row::EpisodeRow;
+use super::episode_row::{EpisodeRow, clock};
 use super::library_access::frame_of;
 use crate::fetch::deadline_text::{describe_deadline, describe_time};
 use crate::fetch::outcome::TransferFailure;
@@ -31,6 +31,9 @@ const EPISODES_PER_PAGE: u32 = 50;
 
 /// Channels on a page of the library. Higher: more of a large library at once, and each change of it is sent whole.
 const CHANNELS_PER_PAGE: u32 = 500; // a guess: some 300 kB
+
+/// Episodes that were begun, on the page of the library.
+const BEGUN_SHOWN_MAX: u32 = 6; // a guess: who looks for an older one finds it in its channel
 
 /// Colours of the placeholders for pictures, which are in the style as `art-0` and so on.
 const ART_COLOURS: u64 = 6;
@@ -61,9 +64,23 @@ struct PodcastLibraryPage {
 #[template(path = "podcasts_library_live.html")]
 struct PodcastLibraryLive {
     base: Arc<str>,
+    /// Episodes that were begun, the one that was heard last first.
+    begun: Vec<BegunRow>,
     channels: Vec<ChannelTile>,
     before: Option<u32>,
     after: Option<u32>,
+}
+
+/// An episode that was begun and not heard to its end.
+struct BegunRow {
+    id: i64,
+    title: String,
+    channel_title: String,
+    /// How far it was heard, and what is left.
+    heard: String,
+    percent: Option<u8>,
+    /// Whether it is on this device.
+    is_here: bool,
 }
 
 #[derive(Template)]
@@ -221,6 +238,32 @@ fn plain(text: &str) -> String {
     escape_controls(text).into_owned()
 }
 
+impl BegunRow {
+    fn of(episode: &EpisodeSummary) -> BegunRow {
+        let heard_s = episode.position_ms / 1000;
+        // A length that is shorter than what was heard was wrong.
+        let length_s = episode.duration_s.map(u64::from);
+        let length_s = length_s.filter(|length_s| *length_s > heard_s);
+        let heard = match length_s {
+            Some(length_s) => format!(
+                "At {} of {}, {} left",
+                clock(heard_s),
+                clock(length_s),
+                clock(length_s - heard_s)
+            ),
+            None => format!("At {}", clock(heard_s)),
+        };
+        BegunRow {
+            id: episode.id.0,
+            title: plain(&episode.title),
+            channel_title: plain(&episode.channel_title),
+            heard,
+            percent: length_s.map(|length_s| (100 * heard_s / length_s) as u8),
+            is_here: episode.state == EpisodeState::Ready,
+        }
+    }
+}
+
 impl ChannelTile {
     fn of(channel: &ChannelSummary, now: &Zoned) -> ChannelTile {
         let episodes = match channel.episodes {
@@ -316,9 +359,17 @@ fn missing(id: ChannelId) -> TransferFailure {
 
 impl PodcastLibraryLive {
     async fn of(context: &PageContext, from: u32) -> Result<PodcastLibraryLive, TransferFailure> {
-        let channels = context
-            .read_podcasts(move |library| library.channels_from(from, CHANNELS_PER_PAGE + 1));
-        let mut channels = channels.await?;
+        let found = context.read_podcasts(move |library| {
+            let begun = match from {
+                0 => library.begun_episodes(BEGUN_SHOWN_MAX)?,
+                _ => Vec::new(),
+            };
+            Ok((
+                library.channels_from(from, CHANNELS_PER_PAGE + 1)?,
+                begun,
+            ))
+        });
+        let (mut channels, begun) = found.await?;
         let has_more = channels.len() > CHANNELS_PER_PAGE as usize;
         channels.truncate(CHANNELS_PER_PAGE as usize);
         let now = Zoned::now();
@@ -327,6 +378,7 @@ impl PodcastLibraryLive {
             .map(|channel| ChannelTile::of(channel, &now));
         Ok(PodcastLibraryLive {
             base: context.base.clone(),
+            begun: begun.iter().map(BegunRow::of).collect(),
             channels: tiles.collect(),
             before: (from > 0).then(|| from.saturating_sub(CHANNELS_PER_PAGE)),
             after: has_more.then(|| from.saturating_add(CHANNELS_PER_PAGE)),
