@@ -13,7 +13,7 @@ use d2tp_links::CapCutoff;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-pub use super::podcasts::podcast_request::PodcastRequest;
+pub use super::podcasts::podcast_request::{INDEX_DOWNLOAD_FILE, PodcastRequest};
 use crate::fetch::outcome::{TransferExit, TransferFailure};
 use crate::order::{Deadline, TransferOrder};
 use crate::stream::stream_service::StreamOrder;

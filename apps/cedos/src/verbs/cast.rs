@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use cedos_agent::agent::api::{AgentRequest, PodcastRequest};
+use cedos_agent::agent::api::{AgentRequest, INDEX_DOWNLOAD_FILE, PodcastRequest};
 use cedos_agent::agent::client::AgentApiClient;
 use cedos_agent::fetch::deadline_text::parse_deadline;
 use cedos_agent::fetch::option_parsers;
@@ -28,9 +28,6 @@ use super::credentials::{CredentialArgs, hide_passwords};
 use super::handover;
 use super::url::{parse_url, report_failure};
 use crate::help::COST_AND_TIME;
-
-/// The file of an index while it is downloaded, in the directory of the state.
-const INDEX_DOWNLOAD: &str = "podcasts-index.download";
 
 /// Podcasts that are on this device when they are wanted
 ///
@@ -657,7 +654,7 @@ async fn download_index(
     address: &str,
 ) -> Result<PathBuf, TransferFailure> {
     let state = state_directory().map_err(|error| TransferFailure::error(format!("{error:#}")))?;
-    let file = state.join(INDEX_DOWNLOAD);
+    let file = state.join(INDEX_DOWNLOAD_FILE);
     let mut order = TransferOrder::new(TransferVerb::Get, address);
     order.file = Some(file.clone());
     CostPolicy::FreeOnly.as_str().clone_into(&mut order.policy);

@@ -7,6 +7,9 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use url::Url;
 
+/// The file of an index while it is downloaded, in the directory of the state.
+pub const INDEX_DOWNLOAD_FILE: &str = "podcasts-index.download";
+
 /// What `cedos cast` asks of the agent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "cast", rename_all = "kebab-case")]

@@ -138,10 +138,13 @@ struct PodcastSearchPage {
     channels: Vec<ChannelTile>,
     episodes: Vec<EpisodeRow>,
     directory: Option<DirectoryResults>,
+    /// Whether there is an index on this device.
+    has_index: bool,
 }
 
-/// What a directory knows.
+/// What a directory knows, or the index on this device.
 struct DirectoryResults {
+    title: &'static str,
     found: Vec<FoundRow>,
     problem: Option<String>,
 }
@@ -177,6 +180,8 @@ pub(super) struct SearchForm {
 #[serde(rename_all = "kebab-case")]
 enum FurtherSearch {
     Directory,
+    /// The index on this device.
+    Index,
 }
 
 /// Where a page of a list begins.
@@ -599,16 +604,32 @@ impl FoundRow {
 }
 
 impl DirectoryResults {
-    async fn of(context: &PageContext, words: &str) -> Result<DirectoryResults, TransferFailure> {
+    async fn of(
+        context: &PageContext,
+        words: &str,
+        place: FurtherSearch,
+    ) -> Result<DirectoryResults, TransferFailure> {
         let channels = context.read_podcasts(|library| library.channels()).await?;
-        Ok(match context.agent.search_podcasts(words).await {
+        let (title, found) = match place {
+            FurtherSearch::Directory => (
+                "In the directory",
+                context.agent.search_podcasts(words).await,
+            ),
+            FurtherSearch::Index => (
+                "In the index on this device",
+                context.agent.search_index(words).await,
+            ),
+        };
+        Ok(match found {
             Ok(found) => DirectoryResults {
+                title,
                 found: (found.into_iter())
                     .map(|podcast| FoundRow::of(podcast, &channels))
                     .collect(),
                 problem: None,
             },
             Err(failure) => DirectoryResults {
+                title,
                 found: Vec::new(),
                 problem: Some(plain(&failure.text)),
             },
@@ -622,8 +643,8 @@ pub(super) async fn search(
     Query(SearchForm { words, further }): Query<SearchForm>,
 ) -> Response {
     let directory = match further {
-        Some(FurtherSearch::Directory) if !words.trim().is_empty() => {
-            match DirectoryResults::of(&context, words.trim()).await {
+        Some(place) if !words.trim().is_empty() => {
+            match DirectoryResults::of(&context, words.trim(), place).await {
                 Ok(results) => Some(results),
                 Err(failure) => return frame::problem(&context, &failure),
             }
@@ -657,6 +678,7 @@ pub(super) async fn search(
                     .iter()
                     .map(|episode| EpisodeRow::of(episode, &now))
                     .collect(),
+                has_index: context.agent.index_made_at().is_some(),
                 directory,
             })
         }
