@@ -21,6 +21,7 @@ use tokio::process::{Child, Command};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 
+use crate::missing_tool::skip_without;
 use crate::program::at_home;
 use crate::wait::within;
 
@@ -98,7 +99,11 @@ impl WebBrowser {
             BrowserKind::Firefox => firefox(home, variables, arguments).await,
         };
         let Some((child, url, profile)) = started else {
-            eprintln!("not tried: {kind:?} is not installed here");
+            let tool = match kind {
+                BrowserKind::Chromium => "chromium",
+                BrowserKind::Firefox => "firefox",
+            };
+            skip_without(tool, &format!("{kind:?} is not installed here"));
             return None;
         };
         let address = url.split('/').nth(2).expect("a host and a port");

@@ -11,6 +11,7 @@
 //!  serial devices                      pseudo-terminals, with a rate     serial.rs
 //!  redis-server                        killed, paused, filled             redis.rs
 //!  tests that need the machine         beside each other, or alone       share.rs
+//!  a tool that is missing              skipped, or required            missing_tool.rs
 //!  waiting for a processor             how long processes did             processor_wait.rs
 //!  waiting for a condition             with a limit                      wait.rs
 //! ```
@@ -21,6 +22,7 @@
 pub mod browser;
 pub mod bus;
 pub mod http2;
+pub mod missing_tool;
 pub mod namespace;
 pub mod origin;
 pub mod port;

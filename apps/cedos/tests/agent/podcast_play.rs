@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use cedos_lab_rig::missing_tool::skip_without;
 use cedos_lab_rig::origin::{
     OriginReply, OriginRequest, ReplyEnd, ScriptedOrigin, cut, object, proper, reply,
 };
@@ -396,8 +397,7 @@ async fn after_the_end_of_an_episode_the_next_one_of_the_persons_own_order_follo
 async fn the_mpv_of_this_machine_goes_on_where_it_was_and_ends_where_the_episode_does() {
     const MPV: &str = "/usr/bin/mpv";
     if !Path::new(MPV).exists() {
-        eprintln!("mpv is not installed: not tried");
-        return;
+        return skip_without("mpv", "mpv is not installed");
     }
     let origin = ScriptedOrigin::start(|asked| {
         let answer = match &*asked.path {

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use cedos_lab_rig::browser::{BrowserKind, ColourScheme, ENTER, SPACE, WebBrowser};
+use cedos_lab_rig::missing_tool::skip_without;
 use cedos_lab_rig::namespace::{cell_on, in_namespace, origin_namespace, wifi_off, wifi_on};
 use cedos_lab_rig::this_test;
 use cedos_lab_rig::wait::until_async;
@@ -38,7 +39,10 @@ fn axe() -> Option<String> {
     let mut files = named.into_iter().chain(AXE_FILES.map(PathBuf::from));
     let script = files.find_map(|file| std::fs::read_to_string(file).ok());
     if script.is_none() {
-        eprintln!("accessibility is not checked: install axe-core (npm install --global axe-core)");
+        skip_without(
+            "axe",
+            "accessibility is not checked: install axe-core (npm install --global axe-core)",
+        );
     }
     script
 }
