@@ -67,13 +67,13 @@ function startPlayer() {
     fetch(player.dataset.store, { method: "POST", body: new URLSearchParams(fields), keepalive: true })
       .then((answer) => {
         if (!answer.ok) {
-          fail("The position is not stored: this link may have been replaced.");
+          fail("The position is not stored: the page may have another address now. `cedos page` opens it.");
         } else if (isUnheard) {
           isUnheard = false;
           show("");
         }
       })
-      .catch(() => fail("The position is not stored: the agent does not answer."));
+      .catch(() => fail("The position is not stored: Cedos does not answer."));
   }
 
   // Plays the next episode of the list, on its own page.
@@ -245,7 +245,7 @@ function startPlayer() {
     failures += 1;
     show(
       playable() === "whole"
-        ? "This browser cannot play the file, or the agent has ended. Playing goes on when the agent can give it again."
+        ? "This browser cannot play the file, or Cedos has stopped. Playing goes on when it runs again."
         : "The download does not go on, so there is no more to play. Playing goes on when it does.",
     );
   });

@@ -262,7 +262,7 @@ async fn subscribed_by_keyboard(kind: BrowserKind) {
     browser.tab_to("import-file").await;
     browser.press(&[ENTER]).await;
     browser
-        .until(&shows("You are subscribed to all 1 feeds of the file."))
+        .until(&shows("You are subscribed to the one podcast of the file."))
         .await;
 
     browser.open(&scene.url("podcasts/channel/1")).await;

@@ -288,7 +288,7 @@ async fn forms_of_podcasts_do_what_they_say_and_only_the_pages_own_are_heard() {
     let imported = link.upload("/podcasts/opml", boundary, &body).await;
     assert_eq!(imported.status, 200, "{}", imported.text);
     assert!(
-        imported.text.contains("subscribed to all 1 feeds"),
+        imported.text.contains("subscribed to the one podcast of"),
         "{}",
         imported.text
     );

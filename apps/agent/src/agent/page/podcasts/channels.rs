@@ -126,6 +126,7 @@ struct RuleProposal {
 
 struct PolicyChoice {
     value: &'static str,
+    text: &'static str,
     is_chosen: bool,
 }
 
@@ -204,6 +205,17 @@ const ENCLOSURE_TEXTS: [(EnclosureChoice, &str); 3] = [
     (EnclosureChoice::Audio, "audio, where there is a video too"),
     (EnclosureChoice::Smallest, "the smallest audio"),
 ];
+
+/// A policy in the page's words.
+fn policy_text(policy: CostPolicy) -> &'static str {
+    match policy {
+        CostPolicy::FreeOnly => "never",
+        CostPolicy::FreeFirst => "only as much as the time asks for",
+        CostPolicy::Balanced => "a little sooner than that",
+        CostPolicy::Any => "whenever Wi-Fi is missing or slow",
+        CostPolicy::Fast => "always, beside Wi-Fi",
+    }
+}
 
 /// The form of a channel.
 #[derive(Debug, Deserialize)]
@@ -303,6 +315,7 @@ impl RuleView {
     fn of(rule: &ChannelRule) -> RuleView {
         let policies = CostPolicy::ALL.into_iter().map(|policy| PolicyChoice {
             value: policy.as_str(),
+            text: policy_text(policy),
             is_chosen: rule.policy.as_deref() == Some(policy.as_str()),
         });
         let bytes_max = rule.keep.bytes_max.map(|bytes| bytes / 1_000_000);
