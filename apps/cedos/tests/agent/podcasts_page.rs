@@ -238,6 +238,42 @@ async fn what_was_begun_is_on_the_first_page_and_the_order_of_hearing_on_the_que
     }
 }
 
+/// The text of a page, without its markup.
+fn text_of(page: &PageAnswer) -> String {
+    let (_, body) = page.text.split_once("\r\n\r\n").expect("a body");
+    let pieces = body.split('<');
+    let texts = pieces.map(|piece| piece.split_once('>').map_or("", |(_, text)| text));
+    texts.collect::<Vec<_>>().join(" ")
+}
+
+#[tokio::test]
+async fn pages_of_podcasts_use_the_words_of_their_listeners() {
+    let mut stored = None;
+    let home = PageHome::prepared(|home| {
+        let (library, channel, episode) = library(home, "Morning");
+        make_ready(home, &library, episode);
+        stored = Some((channel, episode));
+    })
+    .await;
+    let (channel, episode) = stored.expect("it was stored");
+    let link = home.link(&[]).await;
+    for path in [
+        "/podcasts".to_owned(),
+        format!("/podcasts/channel/{channel}"),
+        format!("/podcasts/episode/{episode}"),
+        "/podcasts/queue".to_owned(),
+        "/podcasts/search?words=morning".to_owned(),
+        "/podcasts/settings".to_owned(),
+        "/podcasts/log".to_owned(),
+    ] {
+        let text = text_of(&link.get(&path).await).to_lowercase();
+        let mut words = text.split(|c: char| !c.is_alphabetic());
+        let of_machines = ["agent", "flow", "flows", "byte", "bytes", "metered", "socket", "path"];
+        let found = words.find(|word| of_machines.contains(word));
+        assert_eq!(found, None, "{path}: {text}");
+    }
+}
+
 #[tokio::test]
 async fn forms_of_podcasts_do_what_they_say_and_only_the_pages_own_are_heard() {
     let home = PageHome::new().await;
