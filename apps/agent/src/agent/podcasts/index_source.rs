@@ -16,22 +16,12 @@ use d2tp_sched::CostPolicy;
 use tokio::sync::broadcast::error::RecvError;
 
 use super::super::state::{Agent, AgentEventReceiver, lock};
+use super::index_progress::IndexProgress;
 use super::podcast_request::INDEX_DOWNLOAD_FILE;
 use super::service::library_folder;
 use crate::fetch::outcome::TransferFailure;
 use crate::fetch::state_directory::state_directory;
 use crate::order::{TransferOrder, TransferVerb};
-
-/// How far the making of an index is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(in super::super) enum IndexProgress {
-    /// Its file is being downloaded, by the transfer with this number.
-    Downloading(u64),
-    /// Its file is being read.
-    Reading,
-    /// It was not made, and why.
-    Failed(String),
-}
 
 impl Agent {
     /// Begins to make the index from a file of Podcast Index or from its address.

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use url::Url;
 
 use super::apps::open_port::AppPort;
-use super::index_source::IndexProgress;
+use super::index_progress::IndexProgress;
 use super::refresh_queue::HostPermits;
 use super::transfer_record::RunningRecord;
 use crate::fetch::jobs;

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use url::Url;
 
 use super::super::super::podcasts::directory_search::{KEY_SETTING, SECRET_SETTING};
-use super::super::super::podcasts::index_source::IndexProgress;
+use super::super::super::podcasts::index_progress::IndexProgress;
 use super::super::super::podcasts::podcast_request::PodcastRequest;
 use super::super::frame::{self, PageContext, PageFact, PageFrame};
 use super::library_access::frame_of;
