@@ -129,10 +129,7 @@ pub const EXAMPLES: &[(&str, [&str; 2])] = &[
     ),
     (
         "cast play",
-        [
-            "cedos cast play",
-            "cedos cast play 17 --policy free-only",
-        ],
+        ["cedos cast play", "cedos cast play 17 --policy free-only"],
     ),
     (
         "cast notes",

@@ -617,8 +617,7 @@ fn plan_channel(
                 // What was begun is not taken away before its end.
                 let is_begun = candidate.position_ms > 0 && !candidate.played;
                 let is_asked_for = candidate.own.is_some() || candidate.has_place;
-                let is_wanted =
-                    is_among_latest || is_begun || is_asked_for && !candidate.played;
+                let is_wanted = is_among_latest || is_begun || is_asked_for && !candidate.played;
                 if let (false, Some(file)) = (is_wanted, candidate.planned.file) {
                     plan.remove.push(UnwantedFile {
                         episode: candidate.planned.episode,

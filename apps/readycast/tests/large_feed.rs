@@ -25,7 +25,8 @@ fn status(field: &str) -> u64 {
 
 /// A feed with as many items of notes of this size, the newest first.
 fn feed(items: usize, note_bytes: usize) -> Vec<u8> {
-    let sentence = "&lt;p&gt;What happened at the harbour, and &lt;b&gt;why&lt;/b&gt; it matters.&lt;/p&gt; ";
+    let sentence =
+        "&lt;p&gt;What happened at the harbour, and &lt;b&gt;why&lt;/b&gt; it matters.&lt;/p&gt; ";
     let notes = sentence.repeat(note_bytes.div_ceil(sentence.len()));
     let mut text = String::with_capacity(items * (notes.len() + 400) + 1_000);
     text.push_str("<?xml version=\"1.0\"?><rss version=\"2.0\"><channel><title>Large</title>");
@@ -71,7 +72,10 @@ fn a_feed_of_50_mb_and_one_of_10_000_items_are_read_within_memory_that_follows_f
             "{memory} bytes of memory for a feed of {}, {items} items",
             body.len()
         );
-        println!("{} bytes, {items} items: {memory} bytes of memory", body.len());
+        println!(
+            "{} bytes, {items} items: {memory} bytes of memory",
+            body.len()
+        );
         drop(parsed);
         let folder = tempfile::tempdir().expect("a folder");
         let library = Library::open(folder.path()).expect("a library");
@@ -86,7 +90,10 @@ fn a_feed_of_50_mb_and_one_of_10_000_items_are_read_within_memory_that_follows_f
             let (report, memory) = memory_of(|| library.apply_refresh(channel, outcome, now));
             let report = report.expect("stored");
             assert_eq!(report.added as usize, added, "{report:?}");
-            assert!(memory <= most, "{memory} bytes of memory to store {items} items");
+            assert!(
+                memory <= most,
+                "{memory} bytes of memory to store {items} items"
+            );
         }
         let query = EpisodeQuery {
             limit: 1,

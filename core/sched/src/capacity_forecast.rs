@@ -249,7 +249,9 @@ fn play(
     let day = day_to_follow(link, &mut chance);
     let into_slot_s = link.hint().into_slot_s;
     let lost = day.filter(|_| on).and_then(|day| lost_on(day, into_slot_s));
-    let back_s = day.filter(|_| !on).and_then(|day| back_on(day, into_slot_s));
+    let back_s = day
+        .filter(|_| !on)
+        .and_then(|day| back_on(day, into_slot_s));
     let turn_s = lost.map(|lost| lost.at_s).or(back_s);
     until = until.min(turn_s.unwrap_or(f64::INFINITY));
     for (k, horizon) in horizons.iter().enumerate() {
@@ -622,7 +624,8 @@ mod tests {
 
     #[test]
     fn a_link_is_lost_when_it_was_on_other_days_and_not_at_the_end_of_that_ten_minutes() {
-        let day = |rates: &[f32]| -> Vec<Option<f32>> { rates.iter().map(|rate| Some(*rate)).collect() };
+        let day =
+            |rates: &[f32]| -> Vec<Option<f32>> { rates.iter().map(|rate| Some(*rate)).collect() };
         let at_s = |rates: &[f32], into_slot_s| {
             lost_on(&day(rates), into_slot_s).map(|lost| (lost.at_s, lost.slot_ends_s))
         };

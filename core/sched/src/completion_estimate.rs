@@ -329,11 +329,18 @@ mod tests {
     #[test]
     fn what_links_leave_is_more_where_their_rates_are_in_doubt() {
         let (sure, unsure) = (
-            RateDoubt { bias: 0.0, spread: 0.0 },
-            RateDoubt { bias: 0.0, spread: RATE_DOUBT },
+            RateDoubt {
+                bias: 0.0,
+                spread: 0.0,
+            },
+            RateDoubt {
+                bias: 0.0,
+                spread: RATE_DOUBT,
+            },
         );
         // Links that carry 10 MB.
-        let left_over = |doubt: RateDoubt, bytes| doubt.left_over(bytes, |bytes| (bytes - 10e6).max(0.0));
+        let left_over =
+            |doubt: RateDoubt, bytes| doubt.left_over(bytes, |bytes| (bytes - 10e6).max(0.0));
         assert_eq!(left_over(sure, 10e6), 0.0);
         let doubted = left_over(unsure, 10e6);
         assert!((0.5e6..2.5e6).contains(&doubted), "{doubted}");

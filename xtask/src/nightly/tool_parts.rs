@@ -104,7 +104,11 @@ const TEST_BUILD_MAX: Duration = Duration::from_secs(30 * 60); // a guess
 pub fn browsers(_: &NightContext, budget: Duration) -> Result<NightPart> {
     let mut tests = cargo(["test", "--workspace", "--locked", "--test", "agent", "--"]);
     tests
-        .args(["podcasts_browser::", "podcasts_hearing::", "podcasts_lasting::"])
+        .args([
+            "podcasts_browser::",
+            "podcasts_hearing::",
+            "podcasts_lasting::",
+        ])
         .env("CEDOS_REQUIRE", "browsers");
     let ended = run_within(&mut tests, budget + TEST_BUILD_MAX)?;
     let passed = ended.output.lines().filter(|line| line.ends_with("... ok"));

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use cedos_lab_rig::missing_tool::skip_without;
 use cedos_lab_rig::bus::{BusKind, ServiceBus};
+use cedos_lab_rig::missing_tool::skip_without;
 use cedos_lab_rig::namespace::{
     cell_on, in_namespace, origin_namespace, received, wifi_off, wifi_on,
 };

@@ -125,7 +125,11 @@ async fn the_start_of_each_episode_comes_before_the_rest_of_any() {
     let origin = ScriptedOrigin::play(|asked, mut stream| async move {
         let answer = match &*asked.path {
             "/feed" => large_feed(&asked),
-            path => proper(&asked, &object(LARGE_BYTES, u32::from(path.as_bytes()[1])), TAG),
+            path => proper(
+                &asked,
+                &object(LARGE_BYTES, u32::from(path.as_bytes()[1])),
+                TAG,
+            ),
         };
         for piece in answer.chunks(40_000) {
             if stream.write_all(piece).await.is_err() {

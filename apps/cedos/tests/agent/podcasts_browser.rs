@@ -308,7 +308,10 @@ async fn subscribed_by_keyboard(kind: BrowserKind) {
         .evaluate("document.getElementById('chart').getAttribute('aria-label')")
         .await;
     let label = label.as_str().expect("a sentence");
-    assert!(label.starts_with("Time line of one download from now to"), "{label}");
+    assert!(
+        label.starts_with("Time line of one download from now to"),
+        "{label}"
+    );
     let episode = scene.cast(&["show", "1"]).await["episodes"][0]["id"].to_string();
     let asked = ["cast", "download", &episode, "--by", "in 3h"];
     scene.home.run(&asked).await.ends_with(0, "");

@@ -7,8 +7,7 @@ use crate::podcast_scene::PodcastScene;
 use crate::podcasts_browser::{check_console, open_live, position, shows, started};
 
 /// The titles in the order of hearing, as an expression.
-const UP_NEXT: &str =
-    "[...document.querySelectorAll('li[id^=n] h3 a')].map((a) => a.textContent.split(':')[0]).join()";
+const UP_NEXT: &str = "[...document.querySelectorAll('li[id^=n] h3 a')].map((a) => a.textContent.split(':')[0]).join()";
 
 /// Whether the player plays, as an expression.
 const PLAYS: &str = "document.getElementById('audio').currentTime > 0.2 && !document.getElementById('audio').paused";
@@ -133,12 +132,8 @@ async fn gone_on_with(kind: BrowserKind) {
         .post(&store, "position_ms=31000&duration_ms=60000");
     assert_eq!(stored.await.status, 204);
     open_live(&mut browser, &scene.url("podcasts")).await;
-    browser
-        .until(&shows("At 0:31 of 1:00, 0:29 left"))
-        .await;
-    browser
-        .tab_to(&format!("b{}-continue", episodes[1]))
-        .await;
+    browser.until(&shows("At 0:31 of 1:00, 0:29 left")).await;
+    browser.tab_to(&format!("b{}-continue", episodes[1])).await;
     browser.press(&[ENTER]).await;
     let page = scene.url(&format!("podcasts/episode/{}", episodes[1]));
     browser.until(&format!("location.href === {page:?}")).await;
@@ -172,7 +167,8 @@ async fn played_by_media_keys(kind: BrowserKind) {
     browser
         .until("document.getElementById('audio').duration > 55")
         .await;
-    let told = "navigator.mediaSession.metadata.title + ' / ' + navigator.mediaSession.metadata.artist";
+    let told =
+        "navigator.mediaSession.metadata.title + ' / ' + navigator.mediaSession.metadata.artist";
     assert_eq!(
         browser.evaluate(told).await,
         "12: Where eels go / Deep Water"
@@ -197,7 +193,9 @@ async fn played_by_media_keys(kind: BrowserKind) {
         .until("!document.getElementById('audio').paused")
         .await;
     browser.press_media_key("nexttrack").await;
-    browser.until(&format!("location.href === {:?}", page(1))).await;
+    browser
+        .until(&format!("location.href === {:?}", page(1)))
+        .await;
     check_console(&browser, &scene);
     browser.close().await;
 }

@@ -39,9 +39,7 @@ async fn outlasts_the_agent(kind: BrowserKind) {
         .evaluate("document.getElementById('audio').currentTime = 20")
         .await;
     browser
-        .until(&shows(
-            "The position is not stored: Cedos does not answer.",
-        ))
+        .until(&shows("The position is not stored: Cedos does not answer."))
         .await;
     browser
         .evaluate("document.getElementById('audio').pause()")

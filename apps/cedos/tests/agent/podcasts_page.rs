@@ -268,7 +268,9 @@ async fn pages_of_podcasts_use_the_words_of_their_listeners() {
     ] {
         let text = text_of(&link.get(&path).await).to_lowercase();
         let mut words = text.split(|c: char| !c.is_alphabetic());
-        let of_machines = ["agent", "flow", "flows", "byte", "bytes", "metered", "socket", "path"];
+        let of_machines = [
+            "agent", "flow", "flows", "byte", "bytes", "metered", "socket", "path",
+        ];
         let found = words.find(|word| of_machines.contains(word));
         assert_eq!(found, None, "{path}: {text}");
     }

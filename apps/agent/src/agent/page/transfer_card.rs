@@ -186,7 +186,9 @@ fn deadline_text(transfer: &Value, is_unfinished: bool, now: &Zoned) -> Option<S
     let at = deadline_of(transfer).filter(|_| is_unfinished)?;
     let promise = promise_of(transfer).map(|promise| format!(": {}", promise.describe()));
     // In the words of those who pay for it.
-    let promise = promise.unwrap_or_default().replace("metered data", "mobile data");
+    let promise = promise
+        .unwrap_or_default()
+        .replace("metered data", "mobile data");
     Some(format!("By {}{promise}", describe_deadline(at, now)))
 }
 

@@ -51,17 +51,16 @@ impl Agent {
         let agent = self.clone();
         tokio::task::spawn_local(async move {
             let made = agent.finish_index(file, job, events).await;
-            let outcome = made.err().map(|failure| IndexProgress::Failed(failure.text));
+            let outcome = made
+                .err()
+                .map(|failure| IndexProgress::Failed(failure.text));
             *lock(&agent.podcasts.index_progress) = outcome;
         });
         Ok(())
     }
 
     /// Orders the download of an index, by free networks. One that broke off goes on.
-    fn download_index(
-        self: &Arc<Agent>,
-        address: &str,
-    ) -> Result<(PathBuf, u64), TransferFailure> {
+    fn download_index(self: &Arc<Agent>, address: &str) -> Result<(PathBuf, u64), TransferFailure> {
         let state = state_directory();
         let state = state.map_err(|error| TransferFailure::error(format!("{error:#}")))?;
         let file = state.join(INDEX_DOWNLOAD_FILE);

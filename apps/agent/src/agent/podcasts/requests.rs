@@ -11,8 +11,8 @@ use std::sync::Arc;
 use cedos_readycast::{
     Channel, ChannelId, ChannelSummary, DelayProposal, DownloadSchedule, EnclosureChoice, Episode,
     EpisodeDeadline, EpisodeId, EpisodeQuery, EpisodeState, EpisodeSummary, FEED_BYTES_MAX,
-    FeedError, Library, LibraryError, PROPOSAL_PLAYS_MAX, RefreshReport, TransferLogPage, UpNextMove,
-    feed_links_of_page, parse_feed, propose_delay, read_opml, write_opml,
+    FeedError, Library, LibraryError, PROPOSAL_PLAYS_MAX, RefreshReport, TransferLogPage,
+    UpNextMove, feed_links_of_page, parse_feed, propose_delay, read_opml, write_opml,
 };
 use d2tp_sched::CostPolicy;
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -553,12 +553,12 @@ impl Agent {
     ) -> Result<Option<EpisodeSummary>, TransferFailure> {
         let has_beginning = |episode: &EpisodeSummary| {
             episode.state == EpisodeState::Ready
-                || self
-                    .episode_transfer(episode)
-                    .is_some_and(|transfer| transfer["bytes"].as_u64().is_some_and(|bytes| bytes > 0))
+                || self.episode_transfer(episode).is_some_and(|transfer| {
+                    transfer["bytes"].as_u64().is_some_and(|bytes| bytes > 0)
+                })
         };
-        let mut others = (self.up_next().await?.into_iter())
-            .filter(|episode| Some(episode.id) != after);
+        let mut others =
+            (self.up_next().await?.into_iter()).filter(|episode| Some(episode.id) != after);
         Ok(others.find(has_beginning))
     }
 
@@ -674,11 +674,7 @@ impl Agent {
                 let episodes: Vec<Value> = queue.iter().map(|e| self.episode_json(e)).collect();
                 json!({"episodes": episodes})
             }
-            PodcastRequest::UpNext {
-                episode,
-                to,
-                reset,
-            } => {
+            PodcastRequest::UpNext { episode, to, reset } => {
                 if reset && !is_empty {
                     self.reset_up_next().await?;
                 }

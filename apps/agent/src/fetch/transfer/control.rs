@@ -173,10 +173,12 @@ impl<'a> TransferControl<'a> {
     fn object_start(&self, progress: ContentProgress) -> Option<ObjectStart> {
         let wanted = self.terms.start_bytes.filter(|bytes| *bytes > 0)?;
         let wanted = wanted.min(progress.length.unwrap_or(u64::MAX));
-        progress.is_continuable().then_some(match progress.done < wanted {
-            true => ObjectStart::Missing,
-            false => ObjectStart::Here,
-        })
+        progress
+            .is_continuable()
+            .then_some(match progress.done < wanted {
+                true => ObjectStart::Missing,
+                false => ObjectStart::Here,
+            })
     }
 
     /// Records that the object is larger than it ever was: what failed before is over.

@@ -104,7 +104,11 @@ impl TransferQueue {
             let asks = flows[*n].need.remaining_bytes.is_none() && asking < ABREAST;
             asking += usize::from(asks);
             let yields = has_time && starting > 0 && client.start == Some(ObjectStart::Here);
-            let room = if yields { self.extra } else { abreast + self.extra };
+            let room = if yields {
+                self.extra
+            } else {
+                abreast + self.extra
+            };
             let goes = going < room || asks;
             client.goes_since = match goes {
                 true => client.goes_since.or(Some(now)),
@@ -143,7 +147,11 @@ fn with_time<'a>(
     }
     // Those that want their beginning first change places among themselves, and with nobody else.
     let start = |n: usize| of(n).and_then(|client| client.start);
-    let mut wanted: Vec<usize> = turns.iter().copied().filter(|n| start(*n).is_some()).collect();
+    let mut wanted: Vec<usize> = turns
+        .iter()
+        .copied()
+        .filter(|n| start(*n).is_some())
+        .collect();
     wanted.sort_by_key(|n| start(*n) == Some(ObjectStart::Here));
     let mut wanted = wanted.into_iter();
     for turn in turns.iter_mut().filter(|turn| start(**turn).is_some()) {

@@ -382,10 +382,7 @@ impl PodcastLibraryLive {
                 0 => library.begun_episodes(BEGUN_SHOWN_MAX)?,
                 _ => Vec::new(),
             };
-            Ok((
-                library.channels_from(from, CHANNELS_PER_PAGE + 1)?,
-                begun,
-            ))
+            Ok((library.channels_from(from, CHANNELS_PER_PAGE + 1)?, begun))
         });
         let (mut channels, begun) = found.await?;
         let has_more = channels.len() > CHANNELS_PER_PAGE as usize;

@@ -113,7 +113,11 @@ impl ChartRow {
         let mut words = vec![format!("by {}", describe_time(download.deadline, now))];
         let promise = download.promise.as_ref();
         words.extend(promise.map(|promise| format!("{} likely", likelihood(promise.p))));
-        words.extend(download.percent.map(|percent| format!("{percent} % is here")));
+        words.extend(
+            download
+                .percent
+                .map(|percent| format!("{percent} % is here")),
+        );
         ChartRow {
             title: escape_controls(download.title).into_owned(),
             text: words.join(", "),
@@ -181,7 +185,10 @@ mod tests {
         let chart = DeadlineChart::of(&downloads, &now()).expect("a chart");
         let due: Vec<u8> = chart.rows.iter().map(|row| row.due).collect();
         assert!(due.is_sorted() && due[0] == 1 && due[4] == 100, "{due:?}");
-        assert!(due[1] > 3, "ten minutes are seen beside five weeks: {due:?}");
+        assert!(
+            due[1] > 3,
+            "ten minutes are seen beside five weeks: {due:?}"
+        );
         assert!(chart.rows.iter().all(|row| row.came <= row.due));
         let at: Vec<u8> = chart.marks.iter().map(|mark| mark.at).collect();
         assert!(at.windows(2).all(|pair| pair[1] - pair[0] >= 16), "{at:?}");
@@ -189,7 +196,11 @@ mod tests {
         let row = &chart.rows[2];
         assert_eq!(row.text, "by 02:00, 50 % is here");
         assert_eq!(row.chance, "unknown");
-        assert!(!row.title.chars().any(cedos_text::is_control), "{}", row.title);
+        assert!(
+            !row.title.chars().any(cedos_text::is_control),
+            "{}",
+            row.title
+        );
     }
 
     #[test]
@@ -199,7 +210,11 @@ mod tests {
             .collect();
         let chart = DeadlineChart::of(&downloads, &now()).expect("a chart");
         assert_eq!((chart.rows.len(), chart.more), (ROWS_MAX, 28));
-        assert!(chart.label.contains("12 downloads from now to"), "{}", chart.label);
+        assert!(
+            chart.label.contains("12 downloads from now to"),
+            "{}",
+            chart.label
+        );
         assert_eq!(chart.rows.last().map(|row| row.due), Some(100));
     }
 }
