@@ -648,7 +648,8 @@ mod tests {
         let outlook = CapacityForecast::new(now, std::slice::from_ref(&wifi), horizons);
         let medians = [0, 1].map(|horizon| outlook.all_median(horizon));
         assert!((600e6..1_000e6).contains(&medians[0]), "{medians:?}");
-        assert!((medians[1] / medians[0] - 1.0).abs() < 0.01, "{medians:?}");
+        // One scene in a thousand follows no day. The rate of the slot counted once more would be 150 MB.
+        assert!(medians[1] - medians[0] < 50e6, "{medians:?}");
     }
 
     #[test]
