@@ -260,7 +260,7 @@ async fn key_and_index_are_set_on_the_page_of_settings_and_searched_on_the_page_
     };
     let path = database.to_string_lossy();
     assert_eq!(
-        send(&[("do", "index-make"), ("index_source", &path)])
+        send(&[("do", "index-make"), ("index_source", &*path)])
             .await
             .status,
         303
@@ -287,7 +287,7 @@ async fn key_and_index_are_set_on_the_page_of_settings_and_searched_on_the_page_
     for (path, text) in [("/page", "It was not made: "), ("/feeds.db", "Made on ")] {
         let url = origin.url(path);
         assert_eq!(
-            send(&[("do", "index-make"), ("index_source", &url)])
+            send(&[("do", "index-make"), ("index_source", &*url)])
                 .await
                 .status,
             303
