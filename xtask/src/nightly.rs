@@ -40,7 +40,7 @@ pub struct NightlyOptions {
     #[arg(long, default_value_t = 60)]
     minutes: u64,
     /// Run these parts alone (repeatable): seeds, vary, search, kills, hostile, many, cache-tests, fuzz, miri, mutants,
-    /// advisories, counts, model, msrv, sanitizers, races, threads, reproducible
+    /// advisories, counts, model, msrv, sanitizers, races, threads, browsers, reproducible
     #[arg(long, value_name = "PART")]
     only: Vec<String>,
     /// Random scenarios to run at most
@@ -64,13 +64,14 @@ pub struct NightlyOptions {
 type PartRun = fn(&NightContext, Duration) -> Result<NightPart>;
 
 /// All parts, the shorter ones first. The shares are hundredths of the time.
-const PARTS: [(&str, u32, PartRun); 18] = [
+const PARTS: [(&str, u32, PartRun); 19] = [
     ("advisories", 2, tool_parts::advisories),
     ("model", 3, tool_parts::model),
     ("msrv", 2, tool_parts::msrv),
     ("sanitizers", 3, c_sanitizers::run),
     ("races", 2, races::run),
     ("threads", 2, thread_sanitizer::run),
+    ("browsers", 4, tool_parts::browsers),
     ("counts", 5, instruction_counts::run),
     ("cache-tests", 3, cache_suite::run),
     ("miri", 8, tool_parts::miri),

@@ -111,8 +111,8 @@ async function tryAgain() {
     if (!answer.ok) {
       report(
         answer.status === 404
-          ? "This page is no longer there: what it shows was removed, or the link was replaced. `cedos page` prints the present link."
-          : "The agent cannot show this page now, so this may be out of date. It is asked again.",
+          ? "This page is no longer there: what it shows was removed, or the page has another address now. `cedos page` opens it."
+          : "Cedos cannot show this page now, so this may be out of date. It is asked again.",
       );
       setTimeout(tryAgain, againMs);
       againMs = Math.min(2 * againMs, AGAIN_MS_MAX);
@@ -120,7 +120,7 @@ async function tryAgain() {
     }
     follow();
   } catch {
-    report("The agent does not answer, so this may be out of date. `cedos page` starts it.");
+    report("Cedos does not answer, so this may be out of date. `cedos page` starts it.");
     setTimeout(tryAgain, AGAIN_MS);
   }
 }
@@ -162,6 +162,9 @@ async function send(event) {
     const answer = await fetch(form.action, { method: "POST", body: fields, redirect: "manual" });
     if (answer.type === "opaqueredirect") {
       report("");
+      if (event.submitter?.dataset.done) {
+        said.textContent = event.submitter.dataset.done;
+      }
       const details = form.closest("details");
       if (details) {
         // What is closed can have no focus.
@@ -175,9 +178,9 @@ async function send(event) {
       return;
     }
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-    report(page.getElementById("reason")?.textContent ?? "That did not work: this link may have been replaced. `cedos page` prints the present one.");
+    report(page.getElementById("reason")?.textContent ?? "That did not work: the page may have another address now. `cedos page` opens it.");
   } catch {
-    report("The agent does not answer. `cedos page` starts it.");
+    report("Cedos does not answer. `cedos page` starts it.");
   }
 }
 

@@ -67,13 +67,22 @@ function startPlayer() {
     fetch(player.dataset.store, { method: "POST", body: new URLSearchParams(fields), keepalive: true })
       .then((answer) => {
         if (!answer.ok) {
-          fail("The position is not stored: this link may have been replaced.");
+          fail("The position is not stored: the page may have another address now. `cedos page` opens it.");
         } else if (isUnheard) {
           isUnheard = false;
           show("");
         }
       })
-      .catch(() => fail("The position is not stored: the agent does not answer."));
+      .catch(() => fail("The position is not stored: Cedos does not answer."));
+  }
+
+  // Plays the next episode of the list, on its own page.
+  function playNext() {
+    const next = document.getElementById("next");
+    if (next) {
+      store();
+      location.assign(next.href);
+    }
   }
 
   function seek(to) {
@@ -214,6 +223,11 @@ function startPlayer() {
   for (const event of ["pause", "ended", "seeked"]) {
     audio.addEventListener(event, store);
   }
+  audio.addEventListener("ended", () => {
+    if (sleep.value !== "episode") {
+      playNext();
+    }
+  });
   audio.addEventListener("waiting", () => {
     if (playable() === "beginning") {
       show("Waiting for more of the episode.");
@@ -231,7 +245,7 @@ function startPlayer() {
     failures += 1;
     show(
       playable() === "whole"
-        ? "This browser cannot play the file, or the agent has ended. Playing goes on when the agent can give it again."
+        ? "This browser cannot play the file, or Cedos has stopped. Playing goes on when it runs again."
         : "The download does not go on, so there is no more to play. Playing goes on when it does.",
     );
   });
@@ -276,6 +290,12 @@ function startPlayer() {
   });
   live.addEventListener("update", look);
   document.getElementById("controls").hidden = false;
+  if (location.hash === "#play") {
+    // A reload is no wish to play.
+    history.replaceState(null, "", location.pathname + location.search);
+    isAwaited = true;
+    look();
+  }
 
   if ("mediaSession" in navigator) {
     navigator.mediaSession.metadata = new MediaMetadata({ title: player.dataset.title, artist: player.dataset.channel });
@@ -283,6 +303,7 @@ function startPlayer() {
       play: () => audio.play(),
       pause: () => audio.pause(),
       seekto: (details) => seek(details.seekTime),
+      nexttrack: playNext,
       ...skips,
     };
     for (const [action, handler] of Object.entries(handlers)) {

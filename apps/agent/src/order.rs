@@ -129,6 +129,10 @@ pub struct TransferOrder {
     /// The priority when not all transfers can be in time: 0 to 7, higher goes first.
     #[serde(default)]
     pub priority: u8,
+    /// The bytes at the beginning that are wanted before the rest of other transfers that have such a beginning; none or 0 is
+    /// no sooner than the rest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_bytes: Option<u64>,
     /// When the transfer saves energy: `auto`, `always` or `never`; none is as the device does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub save_energy: Option<String>,
@@ -244,6 +248,7 @@ impl TransferOrder {
             now: false,
             max_cell: None,
             priority: 0,
+            start_bytes: None,
             save_energy: None,
             integrity: None,
             tries: TRIES,
@@ -284,6 +289,7 @@ impl TransferOrder {
             if_late: self.if_late.parse().map_err(word)?,
             metered_bytes_max: self.max_cell,
             priority: self.priority,
+            start_bytes: self.start_bytes,
             energy: (self.save_energy.as_deref().map(str::parse).transpose())
                 .map_err(TransferFailure::usage)?,
         })

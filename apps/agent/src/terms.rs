@@ -74,6 +74,9 @@ pub struct TransferTerms {
     pub metered_bytes_max: Option<u64>,
     /// The priority when not all transfers can be in time: 0 to 7, higher goes first.
     pub priority: u8,
+    /// The bytes at the beginning that are wanted before the rest of other transfers that have such a beginning; none is
+    /// no sooner than the rest.
+    pub start_bytes: Option<u64>,
     /// When the transfer saves energy; none is as the device does.
     pub energy: Option<EnergySaving>,
 }
@@ -94,6 +97,7 @@ impl Default for TransferTerms {
             if_late: DeadlineFallback::Cell,
             metered_bytes_max: None,
             priority: 0,
+            start_bytes: None,
             energy: None,
         }
     }

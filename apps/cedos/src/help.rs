@@ -120,11 +120,16 @@ pub const EXAMPLES: &[(&str, [&str; 2])] = &[
         ["cedos cast queue", "cedos cast queue --json"],
     ),
     (
+        "cast next",
+        ["cedos cast next 17", "cedos cast next 17 --down"],
+    ),
+    (
+        "cast continue",
+        ["cedos cast continue", "cedos cast continue --json"],
+    ),
+    (
         "cast play",
-        [
-            "cedos cast play 17",
-            "cedos cast play 17 --policy free-only",
-        ],
+        ["cedos cast play", "cedos cast play 17 --policy free-only"],
     ),
     (
         "cast notes",

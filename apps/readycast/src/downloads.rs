@@ -28,12 +28,23 @@ use crate::local_host::local_host_of;
 use crate::refresh::refused_enclosure;
 use crate::rule::{ChannelRule, DownloadSchedule};
 use crate::transfer_log::TransferRecord;
+use crate::up_next::priority_of_place;
 
 /// Time until a failed download is tried again; it doubles with each failure, up to a day.
 pub const DOWNLOAD_RETRY: Duration = Duration::from_secs(10 * 60);
 
 /// Channels that are planned before others have the database.
 const PLAN_BATCH: usize = 500; // a guess: some ms
+
+/// Seconds at the beginning of an episode that are wanted before the rest of others.
+const START_S: u64 = 180; // a guess: the rest comes faster than one listens
+
+/// Bytes of a second of an episode whose length or size is not known.
+const BYTES_PER_S: u64 = 16_000; // 128 kb/s, as most podcasts have
+
+/// The least and the most bytes of a beginning. Titles with pictures come before the sound; videos have a beginning that
+/// takes longer than their rest is waited for.
+const START_BYTES: std::ops::RangeInclusive<u64> = 500_000..=20_000_000; // guesses
 
 const DAY: Duration = Duration::from_secs(24 * 3_600);
 
@@ -74,6 +85,10 @@ pub struct PlannedDownload {
     pub deadline: Option<Timestamp>,
     /// Policy, as `--policy` takes it; none for the device's own.
     pub policy: Option<String>,
+    /// The bytes at the beginning that are wanted before the rest of other episodes, so that listening can begin.
+    pub start_bytes: u64,
+    /// Priority of the download: 7 for what is heard first, by the order of a person, down to 0.
+    pub priority: u8,
     /// The file of an earlier attempt, of which a part may be there.
     pub file: Option<PathBuf>,
 }
@@ -152,6 +167,16 @@ impl DownloadOutcome {
     }
 }
 
+/// The bytes at the beginning of an episode with which listening can begin: three minutes, by its size and length.
+pub fn start_bytes(bytes: Option<u64>, duration_s: Option<u32>) -> u64 {
+    let per_s = match (bytes, duration_s) {
+        (Some(bytes), Some(seconds)) if bytes > 0 && seconds > 0 => bytes / u64::from(seconds),
+        _ => BYTES_PER_S,
+    };
+    let wanted = per_s.saturating_mul(START_S);
+    wanted.clamp(*START_BYTES.start(), *START_BYTES.end())
+}
+
 /// An episode and its channel, as planning sees it.
 struct Candidate {
     planned: PlannedDownload,
@@ -162,6 +187,8 @@ struct Candidate {
     retry_at: Option<Timestamp>,
     own: Option<EpisodeDeadline>,
     file_system: Option<String>,
+    /// Whether a person gave it a place in the order of hearing.
+    has_place: bool,
 }
 
 impl Library {
@@ -411,7 +438,7 @@ impl Library {
 pub(crate) fn remove_file(connection: &Connection, episode: EpisodeId) -> rusqlite::Result<usize> {
     connection.execute(
         "UPDATE episodes SET state = ?2, job = NULL, file = NULL, file_bytes = NULL, sha256 = NULL,
-         file_system = NULL, chosen = NULL, deadline = NULL, own_deadline = NULL WHERE id = ?1",
+         file_system = NULL, chosen = NULL, deadline = NULL, own_deadline = NULL, up_next = NULL WHERE id = ?1",
         params![episode.0, EpisodeState::Removed.number()],
     )
 }
@@ -536,7 +563,9 @@ fn candidates(
                 Some(chosen) => chosen.media_type,
                 None => row.get("media_type")?,
             };
+            let place: Option<u32> = row.get("up_next")?;
             Ok(Candidate {
+                has_place: place.is_some(),
                 planned: PlannedDownload {
                     episode: EpisodeId(row.get("id")?),
                     channel,
@@ -547,6 +576,8 @@ fn candidates(
                     media_type,
                     deadline: None,
                     policy: None,
+                    start_bytes: start_bytes(bytes, row.get("duration_s")?),
+                    priority: priority_of_place(place),
                     file: row.get::<_, Option<String>>("file")?.map(PathBuf::from),
                 },
                 state: EpisodeState::from_number(row.get("state")?),
@@ -585,8 +616,8 @@ fn plan_channel(
             EpisodeState::Ready => {
                 // What was begun is not taken away before its end.
                 let is_begun = candidate.position_ms > 0 && !candidate.played;
-                let is_wanted =
-                    is_among_latest || is_begun || candidate.own.is_some() && !candidate.played;
+                let is_asked_for = candidate.own.is_some() || candidate.has_place;
+                let is_wanted = is_among_latest || is_begun || is_asked_for && !candidate.played;
                 if let (false, Some(file)) = (is_wanted, candidate.planned.file) {
                     plan.remove.push(UnwantedFile {
                         episode: candidate.planned.episode,
@@ -669,6 +700,17 @@ fn plan_start(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_beginning_is_three_minutes_within_bounds() {
+        // An hour of 57.6 MB has 16 kB a second.
+        assert_eq!(start_bytes(Some(57_600_000), Some(3_600)), 2_880_000);
+        assert_eq!(start_bytes(None, Some(3_600)), 2_880_000);
+        assert_eq!(start_bytes(Some(57_600_000), None), 2_880_000);
+        assert_eq!(start_bytes(Some(57_600_000), Some(0)), 2_880_000);
+        assert_eq!(start_bytes(Some(1_000), Some(3_600)), 500_000);
+        assert_eq!(start_bytes(Some(u64::MAX), Some(1)), 20_000_000);
+    }
 
     #[test]
     fn a_plan_reads_no_channel_whole() {

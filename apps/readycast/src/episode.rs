@@ -109,6 +109,8 @@ pub struct EpisodeSummary {
     pub job: Option<u64>,
     /// Why the episode could not be fetched, in a sentence.
     pub problem: Option<String>,
+    /// The place that a person gave it in the order of hearing, from 1; none if no person did.
+    pub up_next: Option<u32>,
 }
 
 /// An episode with all that is known of it.

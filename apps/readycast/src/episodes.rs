@@ -18,7 +18,7 @@ use crate::transfer_log::note_play;
 pub(crate) const EPISODE_SUMMARY: &str =
     "e.id, e.channel, c.title AS channel_title, e.title, e.season, e.number,
     e.published, e.duration_s, ifnull(e.file_bytes, e.feed_bytes) AS bytes, e.state, e.played, e.position_ms, e.deadline, e.job,
-    e.problem";
+    e.problem, e.up_next";
 
 impl Library {
     /// Episodes, the newest first.
@@ -128,7 +128,8 @@ impl Library {
             "UPDATE episodes SET position_ms = :position, position_at = :now,
              duration_s = coalesce(:duration, duration_s),
              played_at = CASE WHEN :is_end AND played = 0 THEN :now ELSE played_at END,
-             played = played OR :is_end
+             played = played OR :is_end,
+             up_next = CASE WHEN :is_end THEN NULL ELSE up_next END
              WHERE id = :id",
             named_params! {
                 ":id": episode.0,
@@ -173,7 +174,8 @@ impl Library {
         let mut connection = self.lock();
         let transaction = connection.transaction()?;
         let changed = transaction.execute(
-            "UPDATE episodes SET played = ?2, played_at = CASE WHEN ?2 THEN ?3 END, position_ms = 0
+            "UPDATE episodes SET played = ?2, played_at = CASE WHEN ?2 THEN ?3 END, position_ms = 0,
+             up_next = CASE WHEN ?2 THEN NULL ELSE up_next END
              WHERE id = ?1",
             params![episode.0, played, seconds(now)],
         )?;
@@ -252,5 +254,6 @@ pub(crate) fn episode_summary(row: &Row<'_>) -> rusqlite::Result<EpisodeSummary>
         deadline: optional_time(row, "deadline")?,
         job: row.get::<_, Option<i64>>("job")?.map(|job| job as u64),
         problem: row.get("problem")?,
+        up_next: row.get("up_next")?,
     })
 }

@@ -31,12 +31,13 @@ mod subscriptions;
 mod sync_account;
 mod transcript;
 mod transfer_log;
+mod up_next;
 
 pub use cedos_feed::{FEED_BYTES_MAX, FeedError};
 pub use channel::{Channel, ChannelId, ChannelSummary};
 pub use downloads::{
     ActiveDownload, DOWNLOAD_RETRY, DownloadOutcome, DownloadPlan, EpisodeSource, PlannedDownload,
-    UnwantedFile,
+    UnwantedFile, start_bytes,
 };
 pub use enclosure_choice::{ALTERNATES_MAX, EnclosureChoice, EpisodeEnclosure};
 pub use episode::{
@@ -74,3 +75,4 @@ pub use transfer_log::{
     TRANSFER_LOG_ENTRIES_MAX, TransferLabels, TransferLogEntry, TransferLogPage, TransferRecord,
     anonymous_log,
 };
+pub use up_next::{UpNextMove, priority_of_place};

@@ -5,6 +5,7 @@
 //!  ├─ subscriptions  channels, their rules
 //!  ├─ refresh        which feeds are due, and what a refresh brought
 //!  ├─ episodes       lists, positions
+//!  ├─ up_next        the order of hearing, and what was begun
 //!  ├─ downloads      which episodes are wanted, and how their downloads went
 //!  ├─ episode_files  files of episodes, and the disks that they are on
 //!  ├─ transfer_log   what each download cost, when it was whole, and when it was played
@@ -34,7 +35,7 @@ const FILE_NAME: &str = "library.sqlite";
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The steps from an empty database to today's schema. A step that was released never changes.
-const MIGRATIONS: [&str; 7] = [
+const MIGRATIONS: [&str; 8] = [
     include_str!("schema_1.sql"),
     include_str!("schema_2.sql"),
     include_str!("schema_3.sql"),
@@ -42,6 +43,7 @@ const MIGRATIONS: [&str; 7] = [
     include_str!("schema_5.sql"),
     include_str!("schema_6.sql"),
     include_str!("schema_7.sql"),
+    include_str!("schema_8.sql"),
 ];
 
 /// Why the library cannot do what it was asked for.

@@ -14,6 +14,7 @@
 use std::collections::HashSet;
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use cedos_text::RemoteText;
 use rusqlite::config::DbConfig;
@@ -82,6 +83,19 @@ impl PodcastIndex {
     /// Whether there is an index.
     pub fn exists(&self) -> bool {
         self.file.exists()
+    }
+
+    /// When the index was made; none if there is none.
+    pub fn made_at(&self) -> Option<SystemTime> {
+        self.file.metadata().ok()?.modified().ok()
+    }
+
+    /// Removes the index, if there is one.
+    ///
+    /// # Errors
+    /// The file cannot be removed.
+    pub fn remove(&self) -> Result<(), LibraryError> {
+        remove_database(&self.file)
     }
 
     /// Makes the index from a database of Podcast Index. The one that was there is replaced when the new one is whole.

@@ -12,7 +12,7 @@ use cedos_readycast::{
     ChannelId, ChannelRule, DOWNLOAD_RETRY, DownloadOutcome, EnclosureChoice, EpisodeDeadline,
     EpisodeId, EpisodeQuery, EpisodeState, KeepRule, Library, LibraryError, REFRESH_INTERVAL,
     REFRESH_INTERVAL_MAX, REFRESH_RETRY, RefreshOutcome, RefreshReport, TransferLogEntry,
-    TransferRecord,
+    TransferRecord, UpNextMove,
 };
 use jiff::{Timestamp, Zoned};
 use url::Url;
@@ -679,6 +679,117 @@ fn files_go_when_they_were_played_or_newer_ones_are_kept() {
     shelf.library.note_removed(one).expect("it is stored");
     assert_eq!(shelf.state("one"), EpisodeState::Removed);
     assert!(shelf.start().is_empty(), "it does not come back");
+}
+
+#[test]
+fn what_a_person_moves_is_heard_first_and_newer_episodes_come_behind_it() {
+    let shelf = LibraryFixture::new();
+    shelf.three();
+    let titles = || -> Vec<String> {
+        let list = shelf.library.up_next(10).expect("a list");
+        list.into_iter().map(|episode| episode.title).collect()
+    };
+    assert!(titles().is_empty(), "nothing is here");
+    for title in ["two", "three", "one"] {
+        shelf.make_ready(title);
+    }
+    let go = |title: &str, to: UpNextMove| {
+        let moved = shelf.library.move_up_next(shelf.id(title), to);
+        moved.expect("it is stored");
+        titles()
+    };
+    assert_eq!(titles(), ["one", "two", "three"], "by publication");
+    assert_eq!(go("three", UpNextMove::Top), ["three", "one", "two"]);
+    assert_eq!(go("three", UpNextMove::Up), ["three", "one", "two"]);
+    assert_eq!(go("three", UpNextMove::Down), ["one", "three", "two"]);
+    assert_eq!(go("two", UpNextMove::Up), ["one", "two", "three"]);
+    assert_eq!(go("two", UpNextMove::Last), ["one", "three", "two"]);
+    // A newer one is behind all that have a place.
+    shelf.apply(feed_of(&[("four", 4, "https://cdn.example/4.mp3")]));
+    shelf.make_ready("four");
+    assert_eq!(titles(), ["one", "three", "two", "four"]);
+    // What has a place stays, whatever the rule keeps; what was heard leaves, and its place with it.
+    shelf.rule("daily 07:30", 1);
+    assert!(shelf.remove_titles().is_empty());
+    let end = |title: &str| {
+        let id = shelf.id(title);
+        let heard = shelf
+            .library
+            .set_position(id, 599_000, Some(600_000), now());
+        heard.expect("it is stored");
+    };
+    end("one");
+    assert_eq!(titles(), ["three", "two", "four"]);
+    assert_eq!(shelf.remove_titles(), ["one"]);
+    shelf
+        .library
+        .set_played(shelf.id("one"), false, now())
+        .expect("it is stored");
+    assert_eq!(titles(), ["three", "two", "one", "four"], "it has no place");
+    shelf.library.reset_up_next().expect("it is stored");
+    assert_eq!(titles(), ["one", "two", "three", "four"]);
+    let unknown = shelf.library.move_up_next(EpisodeId(99), UpNextMove::Top);
+    assert!(matches!(unknown, Err(LibraryError::NoEpisode(99))));
+}
+
+#[test]
+fn downloads_begin_with_the_priority_of_their_place_and_say_what_is_wanted_first() {
+    let shelf = LibraryFixture::new();
+    shelf.three();
+    shelf.rule("daily 07:30", 3);
+    for title in ["two", "three"] {
+        let asked = EpisodeDeadline {
+            by: None,
+            policy: None,
+        };
+        let id = shelf.id(title);
+        let wanted = shelf.library.set_episode_deadline(id, Some(&asked));
+        wanted.expect("it is stored");
+        let moved = shelf.library.move_up_next(id, UpNextMove::Top);
+        moved.expect("it is stored");
+    }
+    let plan = shelf.library.planned_downloads(&noon()).expect("a plan");
+    let mut planned: Vec<(&str, u8, u64)> = (plan.start.iter())
+        .map(|planned| (&*planned.title, planned.priority, planned.start_bytes))
+        .collect();
+    planned.sort_unstable();
+    // Their length is not known: three minutes of 128 kb/s.
+    let start_bytes = 2_880_000;
+    assert_eq!(
+        planned,
+        [
+            ("one", 0, start_bytes),
+            ("three", 7, start_bytes),
+            ("two", 6, start_bytes)
+        ]
+    );
+}
+
+#[test]
+fn what_was_begun_is_listed_by_when_it_was_heard_until_its_end() {
+    let shelf = LibraryFixture::new();
+    shelf.three();
+    let begun = || -> Vec<String> {
+        let list = shelf.library.begun_episodes(10).expect("a list");
+        list.into_iter().map(|episode| episode.title).collect()
+    };
+    let hear = |title: &str, position_ms: u64, after_s: i64| {
+        let at = now() + jiff::SignedDuration::from_secs(after_s);
+        let id = shelf.id(title);
+        let stored = shelf
+            .library
+            .set_position(id, position_ms, Some(600_000), at);
+        stored.expect("it is stored");
+    };
+    hear("one", 60_000, 1);
+    hear("three", 60_000, 2);
+    hear("two", 60_000, 3);
+    assert_eq!(begun(), ["two", "three", "one"]);
+    hear("one", 90_000, 4);
+    hear("two", 599_000, 5);
+    assert_eq!(begun(), ["one", "three"]);
+    hear("three", 0, 6);
+    assert_eq!(begun(), ["one"], "back at its beginning");
 }
 
 #[test]

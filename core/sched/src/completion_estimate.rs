@@ -82,6 +82,16 @@ impl RateDoubt {
         let scaled = NORMAL_NINTHS.map(|z| reach(bytes / exponential(self.bias + self.spread * z)));
         scaled.iter().sum::<f64>() / NORMAL_NINTHS.len() as f64
     }
+
+    /// The mean of what links leave of `bytes`, given `left_over`, what they leave without this uncertainty. It is more than
+    /// that: links that carry less than expected leave more, and those that carry more do not leave less than nothing.
+    fn left_over(self, bytes: f64, left_over: impl Fn(f64) -> f64) -> f64 {
+        let scaled = NORMAL_NINTHS.map(|z| {
+            let factor = exponential(self.bias + self.spread * z);
+            factor * left_over(bytes / factor)
+        });
+        scaled.iter().sum::<f64>() / NORMAL_NINTHS.len() as f64
+    }
 }
 
 /// The exponential function for small numbers, computed with equal results on every platform.
@@ -149,6 +159,8 @@ impl Scheduler {
             let by_all = |bytes| of_all.reach(bytes, |bytes| 1.0 - outlook.all_short_of(0, bytes));
             let own = |of: &dyn Fn(f64) -> f64| (of(until) - of(before)).max(0.0) as u64;
             let most = promises[n].most_metered_bytes;
+            let left_over = |bytes| of_free.left_over(bytes, |bytes| outlook.left_over(0, bytes));
+            let expected = own(&left_over).min(most);
             promises[n] = CompletionEstimate {
                 ready: supplied
                     * match (flow.may_pay(), flow.need.policy) {
@@ -156,8 +168,9 @@ impl Scheduler {
                         (true, CostPolicy::Any | CostPolicy::Fast) => by_all(until),
                         (true, _) => waiting(by_all(until)),
                     },
-                expected_metered_bytes: own(&|bytes| outlook.left_over(0, bytes)).min(most),
+                expected_metered_bytes: expected,
                 worst_metered_bytes: own(&|bytes| outlook.left_over_at_most(0, bytes, WORST))
+                    .max(expected)
                     .min(most),
                 most_metered_bytes: most,
             };
@@ -311,6 +324,29 @@ mod tests {
         assert!(ready(1_000_000, 3_600) > 0.95);
         // A hundred times as much is beyond any link.
         assert!(ready(6_000_000_000, 10) < INFEASIBLE_BELOW);
+    }
+
+    #[test]
+    fn what_links_leave_is_more_where_their_rates_are_in_doubt() {
+        let (sure, unsure) = (
+            RateDoubt {
+                bias: 0.0,
+                spread: 0.0,
+            },
+            RateDoubt {
+                bias: 0.0,
+                spread: RATE_DOUBT,
+            },
+        );
+        // Links that carry 10 MB.
+        let left_over =
+            |doubt: RateDoubt, bytes| doubt.left_over(bytes, |bytes| (bytes - 10e6).max(0.0));
+        assert_eq!(left_over(sure, 10e6), 0.0);
+        let doubted = left_over(unsure, 10e6);
+        assert!((0.5e6..2.5e6).contains(&doubted), "{doubted}");
+        // Far beyond and far below what they carry, doubt changes little.
+        assert!((left_over(unsure, 100e6) / 90e6 - 1.0).abs() < 0.02);
+        assert_eq!(left_over(unsure, 1e6), 0.0);
     }
 
     #[test]

@@ -8,8 +8,8 @@
 
 use std::collections::VecDeque;
 
-/// The most days remembered. Two weeks contain each day of the week twice.
-pub const DAYS_MAX: usize = 14;
+/// The most days remembered: today, and two weeks, which contain each day of the week twice.
+pub const DAYS_MAX: usize = 15;
 
 /// The length of a slot in seconds.
 pub const SLOT_S: u32 = 600;
@@ -144,6 +144,11 @@ mod tests {
         // From half past nine on day 17, which is the same day of the week as days 3 and 10.
         let days = diary.days_from(17, 34_200);
         assert_eq!(days.len(), 2);
+        // Also when that day has begun.
+        for day in 14..18 {
+            diary.note(day, 0..34_200, 0.0);
+        }
+        assert_eq!(diary.days_from(17, 34_200), days);
         for day in days {
             assert_eq!(day.len(), SLOTS);
             assert_eq!(&day[..3], [Some(0.0); 3]);
@@ -172,6 +177,6 @@ mod tests {
         }
         diary.note(3, 0..600, 1e6);
         assert_eq!(diary.days.len(), DAYS_MAX);
-        assert_eq!(diary.days[0].0, 26);
+        assert_eq!(diary.days[0].0, 25);
     }
 }

@@ -43,7 +43,7 @@ use crate::{
 use budget_shares::BudgetShares;
 pub use carried_by_link::{CarriedByLink, CarryingLink};
 pub use client_decision::{ClientDecision, Grant};
-pub use client_report::{ClientId, ClientReport, TransferDirection};
+pub use client_report::{ClientId, ClientReport, ObjectStart, TransferDirection};
 use direction_scheduler::DirectionScheduler;
 pub use duplex_client::{DuplexClient, DuplexReport};
 use energy_saver::EnergySaver;

@@ -41,8 +41,9 @@ pub use capacity_forecast::CapacityForecast;
 pub use completion_estimate::CompletionEstimate;
 pub use device_scheduler::{
     CarriedByLink, CarryingLink, ClientDecision, ClientId, ClientReport, DeviceScheduler,
-    DuplexClient, DuplexReport, FlowSpending, Grant, KnownLink, LinkSurroundings, REPORT_EVERY,
-    SavedLinkHistory, SchedulerKind, SpendingChange, TransferDirection, UdpObstacle, WakingClients,
+    DuplexClient, DuplexReport, FlowSpending, Grant, KnownLink, LinkSurroundings, ObjectStart,
+    REPORT_EVERY, SavedLinkHistory, SchedulerKind, SpendingChange, TransferDirection, UdpObstacle,
+    WakingClients,
 };
 pub use energy_saving::{EnergySaving, PowerSource};
 pub use explanation::{FlowExplanation, likelihood};

@@ -21,6 +21,7 @@ use tokio::process::{Child, Command};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 
+use crate::missing_tool::skip_without;
 use crate::program::at_home;
 use crate::wait::within;
 
@@ -98,7 +99,11 @@ impl WebBrowser {
             BrowserKind::Firefox => firefox(home, variables, arguments).await,
         };
         let Some((child, url, profile)) = started else {
-            eprintln!("not tried: {kind:?} is not installed here");
+            let tool = match kind {
+                BrowserKind::Chromium => "chromium",
+                BrowserKind::Firefox => "firefox",
+            };
+            skip_without(tool, &format!("{kind:?} is not installed here"));
             return None;
         };
         let address = url.split('/').nth(2).expect("a host and a port");
@@ -307,6 +312,28 @@ impl WebBrowser {
         }";
         let parameters = json!({"functionDeclaration": script, "contexts": [self.tab]});
         self.command("script.addPreloadScript", parameters).await;
+    }
+
+    /// Keeps what pages that are opened from now on want to do when a media key is pressed, so that
+    /// [`WebBrowser::press_media_key`] can do as the browser does then: a headless one hears no such keys.
+    pub async fn keep_media_keys(&mut self) {
+        let script = "() => {
+            window.mediaKeys = {};
+            const session = navigator.mediaSession;
+            const set = session.setActionHandler.bind(session);
+            session.setActionHandler = (action, handler) => {
+                set(action, handler);
+                window.mediaKeys[action] = handler;
+            };
+        }";
+        let parameters = json!({"functionDeclaration": script, "contexts": [self.tab]});
+        self.command("script.addPreloadScript", parameters).await;
+    }
+
+    /// Does what the page wants when a media key is pressed, such as `seekforward`.
+    pub async fn press_media_key(&mut self, action: &str) {
+        let press = format!("window.mediaKeys[{action:?}]({{ action: {action:?} }}), true");
+        self.evaluate(&press).await;
     }
 
     /// The visible part of the page as a PNG file.

@@ -9,6 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use zbus::{Connection, Proxy};
 
+use crate::missing_tool::skip_without;
 use crate::wait::until_async;
 
 /// A process that ends with the test.
@@ -85,7 +86,7 @@ impl ServiceBus {
             .stderr(Stdio::null())
             .spawn();
         let (Some(python), Ok(mut daemon)) = (python, daemon) else {
-            eprintln!("skipped: dbus-daemon or python3-dbusmock is not installed");
+            skip_without("dbus", "dbus-daemon or python3-dbusmock is not installed");
             return None;
         };
         let mut address = String::new();

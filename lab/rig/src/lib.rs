@@ -12,6 +12,7 @@
 //!  redis-server                        killed, paused, filled             redis.rs
 //!  a server that is far away           connections with a latency      latency_proxy.rs
 //!  tests that need the machine         beside each other, or alone       share.rs
+//!  a tool that is missing              skipped, or required            missing_tool.rs
 //!  waiting for a processor             how long processes did             processor_wait.rs
 //!  waiting for a condition             with a limit                      wait.rs
 //! ```
@@ -23,6 +24,7 @@ pub mod browser;
 pub mod bus;
 pub mod http2;
 pub mod latency_proxy;
+pub mod missing_tool;
 pub mod namespace;
 pub mod origin;
 pub mod port;

@@ -14,6 +14,7 @@
 use std::process::{Command, Output, Stdio};
 
 use crate::PATIENCE;
+use crate::missing_tool::skip_without;
 
 const INSIDE: &str = "CEDOS_TEST_INSIDE_NAMESPACE";
 
@@ -111,7 +112,10 @@ pub fn in_namespace_with<F: Future<Output = ()>>(
         .output()
         .is_ok_and(|output| output.status.success());
     if !allowed {
-        eprintln!("skipped: this system does not let us make namespaces with such links");
+        skip_without(
+            "namespaces",
+            "this system does not let us make namespaces with such links",
+        );
         return;
     }
     let inside = Command::new("unshare")

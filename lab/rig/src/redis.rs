@@ -8,6 +8,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::PATIENCE;
+use crate::missing_tool::skip_without;
 
 /// A `redis-server` of a test, at a Unix socket, with an append-only file.
 pub struct RedisServer {
@@ -24,7 +25,10 @@ impl RedisServer {
             std::env::split_paths(&path).any(|folder| folder.join(name).is_file())
         };
         if !is_installed("redis-server") || !is_installed("redis-cli") {
-            eprintln!("skipped: redis-server is not installed (apt install redis-server)");
+            skip_without(
+                "redis",
+                "redis-server is not installed (apt install redis-server)",
+            );
             return None;
         }
         let own = tempfile::tempdir().expect("a directory");

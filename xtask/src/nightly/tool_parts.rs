@@ -96,6 +96,26 @@ pub fn msrv(_: &NightContext, budget: Duration) -> Result<NightPart> {
     Ok(verdict(&ended, &text))
 }
 
+/// How long the tests may take to be compiled: some ten minutes on two cores.
+const TEST_BUILD_MAX: Duration = Duration::from_secs(30 * 60); // a guess
+
+/// The tests of the agent's pages in Chromium and Firefox, with the accessibility checker. Where one of them is missing, this
+/// fails: the check of every change passes there, and would never notice.
+pub fn browsers(_: &NightContext, budget: Duration) -> Result<NightPart> {
+    let mut tests = cargo(["test", "--workspace", "--locked", "--test", "agent", "--"]);
+    tests
+        .args([
+            "podcasts_browser::",
+            "podcasts_hearing::",
+            "podcasts_lasting::",
+        ])
+        .env("CEDOS_REQUIRE", "browsers");
+    let ended = run_within(&mut tests, budget + TEST_BUILD_MAX)?;
+    let passed = ended.output.lines().filter(|line| line.ends_with("... ok"));
+    let text = format!("{} tests in Chromium and Firefox", passed.count());
+    Ok(verdict(&ended, &text))
+}
+
 /// Unit tests of the core under Miri, which finds undefined behaviour.
 pub fn miri(_: &NightContext, budget: Duration) -> Result<NightPart> {
     if !run_within(

@@ -13,7 +13,7 @@ use d2tp_links::CapCutoff;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-pub use super::podcasts::podcast_request::PodcastRequest;
+pub use super::podcasts::podcast_request::{INDEX_DOWNLOAD_FILE, PodcastRequest};
 use crate::fetch::outcome::{TransferExit, TransferFailure};
 use crate::order::{Deadline, TransferOrder};
 use crate::stream::stream_service::StreamOrder;
@@ -172,6 +172,9 @@ pub struct TermsChange {
     /// The new priority: 0 to 7, higher is more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<u8>,
+    /// The bytes at the beginning that are wanted before the rest of others; 0 is no sooner than the rest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_bytes: Option<u64>,
     /// When the transfer saves energy: `auto`, `always` or `never`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub save_energy: Option<String>,
@@ -196,6 +199,7 @@ impl TermsChange {
         }
         order.max_cell = self.max_cell.or(order.max_cell);
         order.priority = self.priority.unwrap_or(order.priority);
+        order.start_bytes = self.start_bytes.or(order.start_bytes);
         if self.save_energy.is_some() {
             order.save_energy.clone_from(&self.save_energy);
         }

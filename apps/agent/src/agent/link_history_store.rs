@@ -439,6 +439,7 @@ mod tests {
                 },
                 size_bytes: None,
                 priority: 0,
+                start: None,
                 candidates: std::slice::from_ref(&way),
                 carried: &carried,
                 uses_several_links: true,

@@ -28,6 +28,8 @@ mod episode_play;
 mod feed_fetch;
 mod gpodder_messages;
 mod index_files;
+pub(super) mod index_progress;
+mod index_source;
 pub(super) mod podcast_request;
 mod refresh_queue;
 mod refreshes;

@@ -27,6 +27,9 @@ use crate::prepared_transfer::SessionTuning;
 /// Sends events to subscribers: a transfer's id, and the event.
 pub(super) type AgentEventSender = broadcast::Sender<(u64, Value)>;
 
+/// Receives the events that [`AgentEventSender`] sends.
+pub(super) type AgentEventReceiver = broadcast::Receiver<(u64, Value)>;
+
 /// The state of the agent, which its tasks share.
 pub(super) struct Agent {
     pub(super) scheduler: Arc<SchedulerHandle>,

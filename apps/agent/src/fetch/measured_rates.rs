@@ -162,6 +162,7 @@ mod tests {
                 },
                 size_bytes: Some(SIZE_BYTES),
                 priority: 0,
+                start: None,
                 candidates: &candidates,
                 carried: &[("wwan0".to_owned(), carried)].into(),
                 uses_several_links: true,

@@ -157,6 +157,11 @@ impl DeadlinePromise {
 }
 
 impl DeadlinePromise {
+    /// Whether the transfer is likely to be on time.
+    pub fn is_on_track(&self) -> bool {
+        !self.infeasible && self.p >= ON_TRACK
+    }
+
     /// The probability in words.
     pub fn chance(&self) -> String {
         match self.p {

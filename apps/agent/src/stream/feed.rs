@@ -247,6 +247,7 @@ impl StreamFeed {
             // Not the whole quota: beside that every transfer would be small.
             size_bytes: need.remaining_bytes.map(|bytes| bytes.min(high_bytes)),
             priority: 0,
+            start: None,
             candidates,
             carried: &self.carried,
             uses_several_links: !self.transport.is_direct(),

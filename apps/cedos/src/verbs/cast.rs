@@ -8,13 +8,14 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use cedos_agent::agent::api::{AgentRequest, PodcastRequest};
+use cedos_agent::agent::api::{AgentRequest, INDEX_DOWNLOAD_FILE, PodcastRequest};
 use cedos_agent::agent::client::AgentApiClient;
 use cedos_agent::fetch::deadline_text::parse_deadline;
 use cedos_agent::fetch::option_parsers;
 use cedos_agent::fetch::outcome::TransferFailure;
 use cedos_agent::fetch::state_directory::state_directory;
 use cedos_agent::order::{TransferOrder, TransferVerb};
+use cedos_readycast::UpNextMove;
 use cedos_terminal::{print_stderr, print_stdout};
 use clap::{Args, Subcommand};
 use d2tp_sched::CostPolicy;
@@ -27,9 +28,6 @@ use super::credentials::{CredentialArgs, hide_passwords};
 use super::handover;
 use super::url::{parse_url, report_failure};
 use crate::help::COST_AND_TIME;
-
-/// The file of an index while it is downloaded, in the directory of the state.
-const INDEX_DOWNLOAD: &str = "podcasts-index.download";
 
 /// Podcasts that are on this device when they are wanted
 ///
@@ -106,8 +104,40 @@ enum CastVerb {
         #[command(flatten)]
         output: CastOutput,
     },
-    /// List the episodes that are downloaded or ready, in the order in which they will be heard
+    /// List the episodes that are downloaded, by their deadlines, and those that are ready
     Queue {
+        #[command(flatten)]
+        output: CastOutput,
+    },
+    /// List the episodes in the order in which they will be heard, or put one where it belongs
+    ///
+    /// These are the episodes that are ready or coming and were not heard to their end. Those that nobody moved are in the order
+    /// of their publication, behind the others. Downloads follow the order where deadlines leave a choice, and `cedos cast play`
+    /// goes on in it. An episode that is not on this device is downloaded.
+    Next {
+        /// The number of the episode to move, to the top unless an option says where
+        #[arg(value_parser = parse_episode)]
+        episode: Option<i64>,
+        /// Put it before all others
+        #[arg(long, requires = "episode", conflicts_with_all = ["up", "down", "last"])]
+        top: bool,
+        /// Move it one place nearer to the top
+        #[arg(long, requires = "episode", conflicts_with_all = ["down", "last"])]
+        up: bool,
+        /// Move it one place further from the top
+        #[arg(long, requires = "episode", conflicts_with = "last")]
+        down: bool,
+        /// Put it behind all others
+        #[arg(long, requires = "episode")]
+        last: bool,
+        /// Go back to the order of publication
+        #[arg(long, conflicts_with = "episode")]
+        reset: bool,
+        #[command(flatten)]
+        output: CastOutput,
+    },
+    /// List the episodes that were begun and not heard to their end, the one that was heard last first
+    Continue {
         #[command(flatten)]
         output: CastOutput,
     },
@@ -125,7 +155,8 @@ enum CastVerb {
     /// Play an episode from where it was heard to, also while it is not whole
     ///
     /// The player is given the copy that the agent downloads; an episode that nobody asked for is downloaded, and stays as
-    /// the channel's rule says.
+    /// the channel's rule says. Without a number, the episode that was heard last goes on, else the first of `cedos cast next`.
+    /// When mpv came to the end of an episode, the next one follows.
     ///
     /// The player is $CEDOS_PLAYER, else mpv. mpv begins where the episode was heard to, and where it ends is stored. For
     /// another player, {start} in $CEDOS_PLAYER stands for the second to begin at, and only that it played is noted.
@@ -434,6 +465,25 @@ fn request(verb: CastVerb) -> anyhow::Result<Result<(PodcastRequest, bool), Stri
             (PodcastRequest::Show { channel, limit }, output.json)
         }
         CastVerb::Queue { output } => (PodcastRequest::Queue, output.json),
+        CastVerb::Next {
+            episode,
+            top: _,
+            up,
+            down,
+            last,
+            reset,
+            output,
+        } => {
+            let to = match (up, down, last) {
+                (true, ..) => UpNextMove::Up,
+                (_, true, _) => UpNextMove::Down,
+                (.., true) => UpNextMove::Last,
+                _ => UpNextMove::Top,
+            };
+            let episode = episode.map(episode_id);
+            (PodcastRequest::UpNext { episode, to, reset }, output.json)
+        }
+        CastVerb::Continue { output } => (PodcastRequest::Continue, output.json),
         CastVerb::Rule {
             channel,
             schedule,
@@ -604,7 +654,7 @@ async fn download_index(
     address: &str,
 ) -> Result<PathBuf, TransferFailure> {
     let state = state_directory().map_err(|error| TransferFailure::error(format!("{error:#}")))?;
-    let file = state.join(INDEX_DOWNLOAD);
+    let file = state.join(INDEX_DOWNLOAD_FILE);
     let mut order = TransferOrder::new(TransferVerb::Get, address);
     order.file = Some(file.clone());
     CostPolicy::FreeOnly.as_str().clone_into(&mut order.policy);

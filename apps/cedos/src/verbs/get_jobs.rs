@@ -343,6 +343,7 @@ pub async fn edit(args: EditArgs) -> anyhow::Result<ExitCode> {
         max_cell: args.max_cell,
         no_max_cell: args.no_max_cell,
         priority: args.priority,
+        start_bytes: None,
         save_energy: args.save_energy,
     };
     if terms.is_empty() {

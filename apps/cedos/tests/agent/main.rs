@@ -21,6 +21,7 @@ mod podcast_search;
 mod podcast_sync;
 mod podcasts;
 mod podcasts_browser;
+mod podcasts_hearing;
 mod podcasts_lasting;
 mod podcasts_log;
 mod podcasts_page;

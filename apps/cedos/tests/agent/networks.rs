@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cedos_lab_rig::bus::{BusKind, ServiceBus};
+use cedos_lab_rig::missing_tool::skip_without;
 use cedos_lab_rig::namespace::{
     cell_on, in_namespace, origin_namespace, received, wifi_off, wifi_on,
 };
@@ -529,7 +530,7 @@ async fn after_a_crash_behind_its_new_name_a_folders_download_is_done_and_not_in
         .kill_on_drop(true)
         .spawn();
     let Ok(mut agent) = agent else {
-        return eprintln!("skipped: strace is not installed");
+        return skip_without("strace", "strace is not installed");
     };
     let begun = Instant::now();
     // A verb that needs an agent would start another one.

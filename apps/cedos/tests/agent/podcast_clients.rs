@@ -11,6 +11,7 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use cedos_lab_rig::missing_tool::skip_without;
 use cedos_lab_rig::namespace::{
     cell_on, in_namespace, origin_namespace, received, wifi_off, wifi_on,
 };
@@ -160,7 +161,7 @@ impl Gpodder {
     /// gPodder below this folder, which tries a broken download again this many times; none if it is not installed.
     async fn below(folder: &Path, retries: u32) -> Option<Gpodder> {
         let Some(program) = installed("gpo") else {
-            eprintln!("skipped: gpodder is not installed");
+            skip_without("gpodder", "gpodder is not installed");
             return None;
         };
         let home = folder.join("gpodder-home");
@@ -553,7 +554,7 @@ async fn gpodder_resumes_a_link_of_a_proxy_by_itself_and_after_a_restart_of_the_
 #[tokio::test]
 async fn podget_downloads_links_of_a_proxy_and_of_an_agent_over_a_network_that_breaks() {
     let (Some(podget), Some(_)) = (installed("podget"), installed("wget")) else {
-        return eprintln!("skipped: podget or wget is not installed");
+        return skip_without("podget", "podget or wget is not installed");
     };
     let origin = local_origin().await;
     let linked = LinkedProxy::of(&origin).await;

@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use cedos_lab_rig::missing_tool::skip_without;
 use cedos_lab_rig::origin::{
     OriginReply, OriginRequest, ReplyEnd, ScriptedOrigin, cut, object, proper, reply,
 };
@@ -325,11 +326,78 @@ async fn mpv_begins_where_the_episode_was_heard_to_and_what_it_tells_is_stored()
 }
 
 #[tokio::test]
+async fn after_the_end_of_an_episode_the_next_one_of_the_persons_own_order_follows() {
+    let origin = InsertingOrigin::start().await;
+    origin.open.send_replace(true);
+    let home = subscribed(&origin.origin).await;
+    let ferry = number(&home, "The night ferry").await;
+    let bridge = number(&home, "A bridge that sings").await;
+    let ids = |answer: &Value| -> Vec<String> {
+        let episodes = answer["episodes"].as_array().expect("a list").iter();
+        episodes.map(|episode| episode["id"].to_string()).collect()
+    };
+    // What is put into the order is downloaded. Without an order, the oldest is heard first.
+    assert_eq!(ids(&home.cast(&["next"]).await), Vec::<String>::new());
+    home.cast(&["next", &bridge, "--last"]).await;
+    home.cast(&["next", &ferry, "--last"]).await;
+    home.until("ready", |channel| states(channel) == ["ready", "ready"])
+        .await;
+    let order = [bridge.clone(), ferry.clone()];
+    assert_eq!(ids(&home.cast(&["next"]).await), order);
+    assert_eq!(
+        ids(&home.cast(&["next", "--reset"]).await),
+        [ferry.clone(), bridge.clone()]
+    );
+    let moved = home.cast(&["next", &ferry, "--down"]).await;
+    assert_eq!(ids(&moved), order);
+    assert_eq!(moved["episodes"][0]["up_next"], 1, "{moved}");
+    home.run(&["cast", "next", "999"])
+        .await
+        .ends_with(2, "no episode 999");
+
+    // Nothing was begun: the first of the order is played, and then the other.
+    let player = program(home.path(), "mpv", MPV);
+    let playing = play(&home, &player, &[]).spawn().expect("start cedos");
+    for (to_s, file) in [(499.0, "bridge"), (60.0, "ferry")] {
+        let mpv = StandInMpv::started(home.path()).await;
+        let played = mpv.arguments.last().expect("a file").to_lowercase();
+        assert!(played.contains(file), "{played}");
+        mpv.end_at(home.path(), to_s).await;
+    }
+    // Who ends before the end wants to hear nothing else.
+    let run = ends(playing).await;
+    assert_eq!(run.code, 0, "{}", run.errors);
+    assert!(
+        run.errors.contains("Next: The night ferry"),
+        "{}",
+        run.errors
+    );
+    assert_eq!(ids(&home.cast(&["next"]).await), [ferry.clone()]);
+
+    // What was begun goes on without being named, and alone if that is wanted.
+    let begun = home.cast(&["continue"]).await;
+    assert_eq!(ids(&begun), [ferry.clone()]);
+    assert_eq!(begun["episodes"][0]["position_ms"], 60_000, "{begun}");
+    let shown = home.run(&["cast", "continue"]).await;
+    let shown = String::from_utf8(shown.output).expect("text");
+    assert!(shown.contains("at 1:00, 7:20 left"), "{shown}");
+    home.cast(&["next", &bridge]).await;
+    let playing = play(&home, &player, &["--once"])
+        .spawn()
+        .expect("start cedos");
+    let mpv = StandInMpv::started(home.path()).await;
+    assert!(mpv.arguments.contains(&"--start=60.000".to_owned()));
+    mpv.end_at(home.path(), 499.0).await;
+    let run = ends(playing).await;
+    assert_eq!((run.code, run.errors.contains("Next:")), (0, false));
+    assert_eq!(ids(&home.cast(&["continue"]).await), Vec::<String>::new());
+}
+
+#[tokio::test]
 async fn the_mpv_of_this_machine_goes_on_where_it_was_and_ends_where_the_episode_does() {
     const MPV: &str = "/usr/bin/mpv";
     if !Path::new(MPV).exists() {
-        eprintln!("mpv is not installed: not tried");
-        return;
+        return skip_without("mpv", "mpv is not installed");
     }
     let origin = ScriptedOrigin::start(|asked| {
         let answer = match &*asked.path {
@@ -477,10 +545,10 @@ async fn what_the_page_can_the_command_can() {
     let link = String::from_utf8(link.output).expect("text");
     let queue = PageLink::of(link.trim()).get("/podcasts/queue").await;
     for part in [
-        "Ready to hear",
+        "Up next",
         "A bridge that sings",
         "Season 2, episode 2",
-        &format!("/podcasts/episode/{bridge}#player"),
+        &format!("/podcasts/episode/{bridge}#play"),
     ] {
         assert!(queue.text.contains(part), "{part}: {}", queue.text);
     }

@@ -7,10 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use aws_lc_rs::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 use cedos_lab_rig::origin::{OriginReply, ReplyEnd, ScriptedOrigin, proper, reply};
+use cedos_lab_rig::wait::until_async;
 use cedos_readycast::Library;
 use jiff::Timestamp;
 use rusqlite::Connection;
 
+use crate::page::PageLink;
 use crate::podcast_listener::{Listener, TAG, empty, episode_bytes, feed_reply, states};
 
 const KEY: &str = "MYKEY7";
@@ -171,4 +173,131 @@ async fn a_copy_of_the_library_takes_its_place_again() {
         .await;
     let library = Library::open(&folder).expect("the library");
     assert_eq!(library.channels().expect("the channels").len(), 1);
+}
+
+/// What a form field says, as browsers send it.
+fn field(name: &str, value: &str) -> String {
+    let encoded: String = url::form_urlencoded::byte_serialize(value.as_bytes()).collect();
+    format!("{name}={encoded}")
+}
+
+#[tokio::test]
+async fn key_and_index_are_set_on_the_page_of_settings_and_searched_on_the_page_of_search() {
+    let home = Listener::new().await;
+    let link = home.run(&["page"]).await;
+    let page = PageLink::of(String::from_utf8(link.output).expect("text").trim());
+    let settings = "/podcasts/settings";
+    let shown = async |path: &str| page.get(path).await.text;
+    let send = async |fields: &[(&str, &str)]| {
+        let fields: Vec<String> = fields
+            .iter()
+            .map(|(name, value)| field(name, value))
+            .collect();
+        page.post(settings, &fields.join("&")).await
+    };
+    // The key and its secret, which no page shows and no other user can read.
+    let alone = send(&[("do", "index-key"), ("index_key", KEY)]).await;
+    assert_eq!(alone.status, 400);
+    assert!(alone.text.contains("gives a secret"), "{}", alone.text);
+    let both = [
+        ("do", "index-key"),
+        ("index_key", KEY),
+        ("index_secret", SECRET),
+    ];
+    assert_eq!(send(&both).await.status, 303);
+    let text = shown(settings).await;
+    assert!(text.contains(&format!("value=\"{KEY}\"")), "{text}");
+    assert!(!text.contains("a^secret"), "{text}");
+    let secret = home.path().join(".state/cedos/podcast-index.secret");
+    assert_eq!(std::fs::read_to_string(&secret).expect("it is"), SECRET);
+    let mode = secret.metadata().expect("it is").permissions().mode();
+    assert_eq!(mode & 0o077, 0, "others can read it: {mode:o}");
+    let named = home
+        .run(&["config", "get", "podcasts.index_secret_file"])
+        .await;
+    let named = String::from_utf8(named.output).expect("text");
+    assert!(named.contains("podcast-index.secret"), "{named}");
+    // Another key, the same secret; and none.
+    let other = [
+        ("do", "index-key"),
+        ("index_key", "OTHER"),
+        ("index_secret", ""),
+    ];
+    assert_eq!(send(&other).await.status, 303);
+    assert!(secret.exists() && shown(settings).await.contains("OTHER"));
+    assert_eq!(send(&[("do", "index-key")]).await.status, 303);
+    assert!(!secret.exists() && !shown(settings).await.contains("OTHER"));
+
+    // An index, from a file and from an address.
+    assert!(
+        shown(settings)
+            .await
+            .contains("There is none on this device.")
+    );
+    assert!(!shown("/podcasts/search").await.contains("search-index"));
+    let wrong = send(&[("do", "index-make"), ("index_source", "feeds.db")]).await;
+    assert_eq!(wrong.status, 400);
+    assert!(
+        wrong.text.contains("write its whole path"),
+        "{}",
+        wrong.text
+    );
+    let database = home.path().join("feeds.db");
+    let connection = Connection::open(&database).expect("a database");
+    connection
+        .execute_batch(
+            "CREATE TABLE podcasts (url TEXT, title TEXT);
+             INSERT INTO podcasts VALUES ('https://a.example/f', 'Morning News')",
+        )
+        .expect("rows");
+    drop(connection);
+    let whole = std::fs::read(&database).expect("the database");
+    let until = async |text: &str| {
+        until_async("made", async || {
+            shown(settings).await.contains(text).then_some(())
+        })
+        .await;
+    };
+    let path = database.to_string_lossy();
+    assert_eq!(
+        send(&[("do", "index-make"), ("index_source", &*path)])
+            .await
+            .status,
+        303
+    );
+    until("Made on ").await;
+    let found = shown("/podcasts/search?words=morning&in=index").await;
+    for part in [
+        "In the index on this device",
+        "Morning News",
+        "search-index",
+    ] {
+        assert!(found.contains(part), "{part}: {found}");
+    }
+    assert_eq!(send(&[("do", "index-remove")]).await.status, 303);
+    until("There is none on this device.").await;
+    let origin = ScriptedOrigin::start(move |asked| {
+        let body = match &*asked.path {
+            "/feeds.db" => proper(asked, &whole, TAG),
+            _ => proper(asked, b"<html>", TAG),
+        };
+        OriginReply(body, ReplyEnd::Close)
+    })
+    .await;
+    for (path, text) in [("/page", "It was not made: "), ("/feeds.db", "Made on ")] {
+        let url = origin.url(path);
+        assert_eq!(
+            send(&[("do", "index-make"), ("index_source", &*url)])
+                .await
+                .status,
+            303
+        );
+        until(text).await;
+    }
+    assert!(
+        !home
+            .path()
+            .join(".state/cedos/podcasts-index.download")
+            .exists()
+    );
 }

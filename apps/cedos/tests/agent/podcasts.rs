@@ -3,11 +3,16 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::time::Duration;
 
-use cedos_lab_rig::origin::{OriginReply, ReplyEnd, ScriptedOrigin, cut, proper, reply};
+use cedos_lab_rig::origin::{
+    OriginReply, OriginRequest, ReplyEnd, ScriptedOrigin, cut, object, proper, reply,
+};
 use cedos_lab_rig::port::HeldPort;
 use serde_json::Value;
+use tokio::io::AsyncWriteExt;
 
+use crate::page::PageLink;
 use crate::podcast_listener::{
     BYTES, Listener, TAG, empty, episode_bytes, feed_reply, sha256, states,
 };
@@ -88,6 +93,94 @@ async fn a_rule_brings_episodes_whole_also_when_the_agent_is_killed_in_the_middl
         .await;
     let more = origin.requests().split_off(count);
     assert!(more.iter().all(|asked| asked.path == "/feed"), "{more:?}");
+}
+
+/// Bytes of an episode of which the first 500 kB are three minutes or more.
+const LARGE_BYTES: usize = 5_000_000;
+const START_BYTES: u64 = 500_000;
+
+/// A feed of six episodes of an hour; the first answer has none.
+fn large_feed(asked: &OriginRequest) -> Vec<u8> {
+    let origin = format!("http://{}", asked.header("host").unwrap_or_default());
+    let numbers = if asked.count == 0 { 0..0 } else { 1..7 };
+    let items: String = numbers
+        .map(|n| {
+            format!(
+                "<item><title>{n}</title><guid>{n}</guid><pubDate>0{n} Jun 2020 06:00:00 GMT</pubDate>\
+                 <itunes:duration>3600</itunes:duration>\
+                 <enclosure url=\"{origin}/{n}.mp3\" length=\"{LARGE_BYTES}\" type=\"audio/mpeg\"/></item>"
+            )
+        })
+        .collect();
+    let body = format!(
+        "<?xml version=\"1.0\"?><rss version=\"2.0\" xmlns:itunes=\"http://www.itunes.com/dtds/podcast-1.0.dtd\">\
+         <channel><title>Long</title>{items}</channel></rss>"
+    );
+    let length = body.len().to_string();
+    reply("200 OK", &[("Content-Length", &length)], body.as_bytes())
+}
+
+#[tokio::test]
+async fn the_start_of_each_episode_comes_before_the_rest_of_any() {
+    let origin = ScriptedOrigin::play(|asked, mut stream| async move {
+        let answer = match &*asked.path {
+            "/feed" => large_feed(&asked),
+            path => proper(
+                &asked,
+                &object(LARGE_BYTES, u32::from(path.as_bytes()[1])),
+                TAG,
+            ),
+        };
+        for piece in answer.chunks(40_000) {
+            if stream.write_all(piece).await.is_err() {
+                return;
+            }
+            // sleep: a network that carries 400 kB/s for each download
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        // The agent may have closed the connection.
+        let _ = stream.shutdown().await;
+    })
+    .await;
+    let home = Listener::new().await;
+    home.cast(&["add", &origin.url("/feed")]).await;
+    home.cast(&["rule", "1", "whenever it is free", "--keep", "6"])
+        .await;
+    home.cast(&["refresh", "1"]).await;
+    // Four downloads run side by side: without the order of beginnings these four were whole before the others began.
+    home.until("begun", |channel| {
+        let episodes = channel["episodes"].as_array().expect("a list").iter();
+        let bytes: Vec<u64> = episodes
+            .map(|episode| match episode["state"].as_str() {
+                Some("ready") => LARGE_BYTES as u64,
+                _ => episode["transfer"]["bytes"].as_u64().unwrap_or(0),
+            })
+            .collect();
+        let (least, most) = (bytes.iter().min(), bytes.iter().max());
+        let all_begun = least.is_some_and(|least| *least >= START_BYTES) && bytes.len() == 6;
+        // What comes until the next decision, and until it is shown: some seconds.
+        let ahead = most.is_some_and(|most| *most > START_BYTES + 2_000_000);
+        assert!(all_begun || !ahead, "{bytes:?}");
+        all_begun
+    })
+    .await;
+    // What is being heard waits for no other's beginning.
+    let shown = home.cast(&["show", "1"]).await;
+    let heard = &shown["episodes"][0];
+    let order = home
+        .path()
+        .join(format!(".state/cedos/get/{}/order.json", heard["job"]));
+    let start_of = || -> Value {
+        let text = std::fs::read(&order).expect("the order");
+        serde_json::from_slice::<Value>(&text).expect("JSON")["order"]["start_bytes"].clone()
+    };
+    assert_eq!(start_of(), START_BYTES);
+    let link = home.run(&["page"]).await;
+    let page = PageLink::of(String::from_utf8(link.output).expect("text").trim());
+    let audio = format!("/podcasts/episode/{}/audio", heard["id"]);
+    let part = page.get_with(&audio, &[("Range", "bytes=0-9")]).await;
+    assert_eq!(part.status, 206, "{}", part.text);
+    assert_eq!(start_of(), 0);
 }
 
 #[tokio::test]

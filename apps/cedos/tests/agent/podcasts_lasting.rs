@@ -39,14 +39,12 @@ async fn outlasts_the_agent(kind: BrowserKind) {
         .evaluate("document.getElementById('audio').currentTime = 20")
         .await;
     browser
-        .until(&shows(
-            "The position is not stored: the agent does not answer.",
-        ))
+        .until(&shows("The position is not stored: Cedos does not answer."))
         .await;
     browser
         .evaluate("document.getElementById('audio').pause()")
         .await;
-    browser.until(&shows("The agent does not answer")).await;
+    browser.until(&shows("Cedos does not answer")).await;
     let heard = position(&mut browser).await;
     assert!(heard >= 20.0, "{heard}");
 

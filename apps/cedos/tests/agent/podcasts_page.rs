@@ -184,6 +184,99 @@ async fn a_position_is_stored_and_shown_and_the_audio_is_served_by_ranges() {
 }
 
 #[tokio::test]
+async fn what_was_begun_is_on_the_first_page_and_the_order_of_hearing_on_the_queues() {
+    let mut stored = None;
+    let home = PageHome::prepared(|home| {
+        let (library, _, episode) = library(home, "Morning");
+        make_ready(home, &library, episode);
+        stored = Some(episode);
+    })
+    .await;
+    let episode = stored.expect("it was stored");
+    let link = home.link(&[]).await;
+    let shown = async |path: &str| link.get(path).await.text;
+    assert!(!shown("/podcasts").await.contains("Continue listening"));
+    let store = format!("/podcasts/episode/{episode}/position");
+    let form = "position_ms=61000&duration_ms=600000";
+    assert_eq!(link.post(&store, form).await.status, 204);
+    let page = shown("/podcasts").await;
+    for part in [
+        "Continue listening",
+        "At 1:01 of 10:00, 8:59 left",
+        &format!("/podcasts/episode/{episode}#play"),
+    ] {
+        assert!(page.contains(part), "{part}: {page}");
+    }
+    // The end is the end.
+    let form = "position_ms=599000&duration_ms=600000";
+    assert_eq!(link.post(&store, form).await.status, 204);
+    assert!(!shown("/podcasts").await.contains("Continue listening"));
+
+    // What is to be heard again is in the order of hearing.
+    let queue = "/podcasts/queue";
+    let page = shown(queue).await;
+    assert!(page.contains("Nothing is here to be heard."), "{page}");
+    let form = format!("do=top&episode={episode}");
+    assert_eq!(link.post(queue, &form).await.status, 303);
+    let page = shown(queue).await;
+    for part in ["Order by publication", &format!("n{episode}-up")] {
+        assert!(page.contains(part), "{part}: {page}");
+    }
+    assert_eq!(link.post(queue, "do=reset").await.status, 303);
+    let page = shown(queue).await;
+    assert!(!page.contains("Order by publication"), "{page}");
+    for (wrong, status) in [
+        ("do=up", 400),
+        ("do=top&episode=99", 400),
+        ("do=dance", 422),
+        ("", 422),
+    ] {
+        assert_eq!(link.post(queue, wrong).await.status, status, "{wrong}");
+    }
+    for origin in [&[("Origin", "http://evil.example")][..], &[]] {
+        assert_eq!(link.post_with(queue, origin).await.status, 403);
+    }
+}
+
+/// The text of a page, without its markup.
+fn text_of(page: &PageAnswer) -> String {
+    let (_, body) = page.text.split_once("\r\n\r\n").expect("a body");
+    let pieces = body.split('<');
+    let texts = pieces.map(|piece| piece.split_once('>').map_or("", |(_, text)| text));
+    texts.collect::<Vec<_>>().join(" ")
+}
+
+#[tokio::test]
+async fn pages_of_podcasts_use_the_words_of_their_listeners() {
+    let mut stored = None;
+    let home = PageHome::prepared(|home| {
+        let (library, channel, episode) = library(home, "Morning");
+        make_ready(home, &library, episode);
+        stored = Some((channel, episode));
+    })
+    .await;
+    let (channel, episode) = stored.expect("it was stored");
+    let link = home.link(&[]).await;
+    for path in [
+        "/podcasts".to_owned(),
+        format!("/podcasts/channel/{channel}"),
+        format!("/podcasts/episode/{episode}"),
+        "/podcasts/queue".to_owned(),
+        "/podcasts/search?words=morning".to_owned(),
+        "/podcasts/settings".to_owned(),
+        "/podcasts/log".to_owned(),
+    ] {
+        let text = text_of(&link.get(&path).await).to_lowercase();
+        let mut words = text.split(|c: char| !c.is_alphabetic());
+        let of_machines = [
+            "agent", "flow", "flows", "byte", "bytes", "metered", "socket", "path",
+        ];
+        let found = words.find(|word| of_machines.contains(word));
+        assert_eq!(found, None, "{path}: {text}");
+    }
+}
+
+#[tokio::test]
 async fn forms_of_podcasts_do_what_they_say_and_only_the_pages_own_are_heard() {
     let home = PageHome::new().await;
     let link = home.link(&[]).await;
@@ -233,7 +326,7 @@ async fn forms_of_podcasts_do_what_they_say_and_only_the_pages_own_are_heard() {
     let imported = link.upload("/podcasts/opml", boundary, &body).await;
     assert_eq!(imported.status, 200, "{}", imported.text);
     assert!(
-        imported.text.contains("subscribed to all 1 feeds"),
+        imported.text.contains("subscribed to the one podcast of"),
         "{}",
         imported.text
     );

@@ -16,7 +16,7 @@ use tokio::process::{Child, Command};
 
 /// The command lines of verbs that print and end by themselves, each of which can be repeated. `URL`, `PROX` and
 /// `STATE` are the server, the proxy, and the proxy's state directory.
-const PRINTING: [&str; 44] = [
+const PRINTING: [&str; 46] = [
     "--help",
     "--version",
     "get --help",
@@ -55,6 +55,8 @@ const PRINTING: [&str; 44] = [
     "page --close --json",
     "cast list --json",
     "cast queue --json",
+    "cast next --json",
+    "cast continue",
     "cast log --json",
     "cast apps",
     "cast apps --json",

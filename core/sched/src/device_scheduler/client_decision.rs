@@ -325,6 +325,7 @@ mod tests {
             demand: need.clone(),
             size_bytes: None,
             priority: 0,
+            start: None,
             candidates,
             carried: &carried,
             uses_several_links: together,

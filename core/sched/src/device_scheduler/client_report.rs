@@ -13,6 +13,15 @@ pub enum TransferDirection {
     Up,
 }
 
+/// Whether the beginning of an object is here, for objects of which it is wanted before the rest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ObjectStart {
+    /// A part of the beginning is still to be carried.
+    Missing,
+    /// The beginning was carried.
+    Here,
+}
+
 /// What a client needs, and what links carried for it.
 #[derive(Debug, Clone)]
 pub struct ClientReport<'a> {
@@ -22,6 +31,9 @@ pub struct ClientReport<'a> {
     pub size_bytes: Option<u64>,
     /// Priority, 0 to 7; higher goes first.
     pub priority: u8,
+    /// Whether the beginning of the object is here; none if it is wanted no sooner than the rest. While there is
+    /// time, clients whose beginning is missing go before those whose beginning is here.
+    pub start: Option<ObjectStart>,
     /// The links that the client can use.
     pub candidates: &'a [LinkCandidate],
     /// Payload bytes that each link has carried for the client since it joined.

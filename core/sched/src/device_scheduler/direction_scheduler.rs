@@ -387,6 +387,8 @@ impl DirectionScheduler {
             need,
         });
         client.is_interactive = report.is_interactive;
+        client.start = report.start;
+        client.due_at = report.demand.left.map(|left| now + left.into());
         for (name, bytes) in report.carried {
             let before = client.carried.insert(name.clone(), *bytes).unwrap_or(0);
             let more = bytes.saturating_sub(before);

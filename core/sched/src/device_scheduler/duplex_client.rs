@@ -100,6 +100,7 @@ impl DuplexClient {
                 demand: report.demand.clone(),
                 size_bytes: report.size_bytes,
                 priority: 0,
+                start: None,
                 candidates: report.candidates,
                 carried: &carried,
                 uses_several_links: true,

@@ -6,7 +6,7 @@
 //!             │   ├─ audio       the copy, by ranges            audio
 //!             │   ├─ played-audio  the same, for other players  audio
 //!             │   └─ position    where the player is            episode_page
-//!             ├─ queue           deadlines in their order       queue_page
+//!             ├─ queue           deadlines in their order       queue_page, deadline_chart
 //!             ├─ search          titles; subscribing            channels
 //!             ├─ settings        folder, search, sync, apps     settings_page
 //!             │   └─ OPML        in and out                     subscription_list
@@ -19,6 +19,7 @@
 mod audio;
 mod channels;
 mod chapters;
+mod deadline_chart;
 mod episode_page;
 mod episode_row;
 mod library_access;
@@ -63,7 +64,10 @@ pub(super) fn routes() -> Router<PageContext> {
             "/podcasts/episode/{id}/played-audio",
             get(audio::played_audio),
         )
-        .route("/podcasts/queue", get(queue_page::page))
+        .route(
+            "/podcasts/queue",
+            get(queue_page::page).post(queue_page::act),
+        )
         .route("/podcasts/queue/updates", get(queue_page::updates))
         .route(
             "/podcasts/settings",

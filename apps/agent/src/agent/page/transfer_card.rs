@@ -32,7 +32,7 @@ pub(super) struct TransferCard {
     /// Where the transfer comes from, or goes.
     pub(super) route: String,
     pub(super) percent: Option<u8>,
-    /// Sizes, the rate, and metered data.
+    /// Sizes, the rate, and mobile data.
     pub(super) figures: Option<String>,
     /// The deadline, and how likely it is met.
     pub(super) deadline: Option<String>,
@@ -58,7 +58,7 @@ fn ends_with(event: &Value) -> Option<String> {
         .replace("--policy any", "“Use any network”")
         .replace(
             "a larger --max-cell or budget",
-            "more metered data (cedos edit --max-cell, cedos budget)",
+            "more mobile data (cedos edit --max-cell, cedos budget)",
         );
     Some(format!("It ends with {}.", what.replace(" | ", ", or ")))
 }
@@ -177,7 +177,7 @@ fn figures_of(transfer: &Value, state: &str) -> Option<String> {
         .as_u64()
         .filter(|bytes| *bytes > 0)
     {
-        words.push(format!("{} of them metered", human_bytes(bytes)));
+        words.push(format!("{} of that mobile data", human_bytes(bytes)));
     }
     (!words.is_empty()).then(|| words.join(", "))
 }
@@ -185,7 +185,10 @@ fn figures_of(transfer: &Value, state: &str) -> Option<String> {
 fn deadline_text(transfer: &Value, is_unfinished: bool, now: &Zoned) -> Option<String> {
     let at = deadline_of(transfer).filter(|_| is_unfinished)?;
     let promise = promise_of(transfer).map(|promise| format!(": {}", promise.describe()));
-    let promise = promise.unwrap_or_default();
+    // In the words of those who pay for it.
+    let promise = promise
+        .unwrap_or_default()
+        .replace("metered data", "mobile data");
     Some(format!("By {}{promise}", describe_deadline(at, now)))
 }
 
@@ -236,7 +239,7 @@ pub(super) fn facts_of(transfer: &Value, now: &Zoned) -> Vec<PageFact> {
     add("Networks", policy.then(|| networks_used(transfer)));
     let limit = transfer["max_cell"].as_u64();
     let limit = limit.map(|bytes| format!("{} at most", human_bytes(bytes)));
-    add("Metered data", limit);
+    add("Mobile data", limit);
     add("Carried", carried_by_link(transfer));
     add("Sleep", wake_plan_text(&transfer["vigil"]));
     let (url, file) = (text_of(&transfer["url"]), text_of(&transfer["file"]));
@@ -275,7 +278,7 @@ mod tests {
         assert_eq!(card.percent, Some(64));
         assert_eq!(
             card.figures.as_deref(),
-            Some("61.00 MB of 94.00 MB, 1.00 MB of them metered")
+            Some("61.00 MB of 94.00 MB, 1.00 MB of that mobile data")
         );
         assert_eq!(
             card.why.as_deref(),

@@ -26,10 +26,10 @@ const SEARCH_SETTING: &str = "podcasts.search_url";
 const SEARCH_URL: &str = "https://itunes.apple.com/search";
 
 /// The setting of the user's key for Podcast Index.
-const KEY_SETTING: &str = "podcasts.index_key";
+pub(in super::super) const KEY_SETTING: &str = "podcasts.index_key";
 
 /// The setting of the file with the secret of the directory's key.
-const SECRET_SETTING: &str = "podcasts.index_secret_file";
+pub(in super::super) const SECRET_SETTING: &str = "podcasts.index_secret_file";
 
 /// The setting of the address of Podcast Index.
 const INDEX_SETTING: &str = "podcasts.index_url";
@@ -287,7 +287,7 @@ impl Agent {
     ///
     /// # Errors
     /// There is none, or it is damaged.
-    pub(super) async fn search_index(
+    pub(in super::super) async fn search_index(
         &self,
         words: &str,
     ) -> Result<Vec<FoundPodcast>, TransferFailure> {

@@ -16,7 +16,7 @@ use std::time::Duration;
 use cedos_readycast::{
     ActiveDownload, ChannelId, DownloadOutcome, DownloadSchedule, Episode, EpisodeId,
     EpisodeSource, EpisodeState, EpisodeSummary, Library, LibraryError, LoggedNetwork,
-    TransferLogEntry, TransferRecord, UnwantedFile,
+    TransferLogEntry, TransferRecord, UnwantedFile, priority_of_place, start_bytes,
 };
 use d2tp_links::Link;
 use d2tp_sched::CostPolicy;
@@ -223,6 +223,8 @@ impl Agent {
             file: &download.file,
             deadline: download.deadline,
             policy: policy.as_deref(),
+            start_bytes: start_bytes(episode.summary.bytes, episode.summary.duration_s),
+            priority: priority_of_place(episode.summary.up_next),
         };
         self.queue(id, order).await
     }
@@ -305,6 +307,8 @@ impl Agent {
                 file: &file,
                 deadline,
                 policy: planned.policy.as_deref(),
+                start_bytes: planned.start_bytes,
+                priority: planned.priority,
             };
             self.queue(episode, order).await?;
         }
@@ -493,6 +497,47 @@ impl Agent {
         Ok(())
     }
 
+    /// Gives downloads in the queue the priorities that follow from the order of hearing.
+    pub(super) async fn prioritise_downloads(self: &Arc<Agent>) -> Result<(), TransferFailure> {
+        let _planning = self.podcasts.planning.lock().await;
+        let active = self.podcasts.with(Library::active_downloads).await?;
+        for download in active {
+            let (id, Some(job)) = (download.episode, download.job) else {
+                continue;
+            };
+            let found = self.podcasts.with(move |library| library.episode(id));
+            let Some(episode) = found.await? else {
+                continue;
+            };
+            let priority = priority_of_place(episode.summary.up_next);
+            let differs = (lock(&self.tasks).get(&job))
+                .is_some_and(|task| task.saved.order.priority != priority);
+            if differs {
+                let change = TermsChange {
+                    priority: Some(priority),
+                    ..TermsChange::default()
+                };
+                // One that has just ended keeps what it had.
+                let _ = self.edit(job, &change);
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets a download that is being heard wait for no other's beginning.
+    pub(super) fn prefer_heard_download(self: &Arc<Agent>, job: u64) {
+        let waits = (lock(&self.tasks).get(&job))
+            .is_some_and(|task| task.saved.order.start_bytes.is_some_and(|bytes| bytes > 0));
+        if waits {
+            let change = TermsChange {
+                start_bytes: Some(0),
+                ..TermsChange::default()
+            };
+            // One that has just ended waits for nothing.
+            let _ = self.edit(job, &change);
+        }
+    }
+
     /// Takes an episode out of the queue, if it is in it.
     pub(in super::super) fn cancel_download(self: &Arc<Agent>, job: u64) {
         // One that has just ended needs no end.
@@ -553,6 +598,9 @@ struct DownloadOrder<'a> {
     file: &'a Path,
     deadline: Option<Timestamp>,
     policy: Option<&'a str>,
+    /// The bytes at the beginning that are wanted before the rest of other episodes.
+    start_bytes: u64,
+    priority: u8,
 }
 
 impl DownloadOrder<'_> {
@@ -563,6 +611,7 @@ impl DownloadOrder<'_> {
         let mut order = TransferOrder::new(TransferVerb::Get, self.source.url.as_str());
         order.local_hosts = LocalHosts::only(self.source.local_host.as_deref());
         order.file = Some(self.file.to_owned());
+        (order.start_bytes, order.priority) = (Some(self.start_bytes), self.priority);
         // One that has passed while nothing ran is as late as can be.
         order.deadline = self.deadline.map(|at| match at > Timestamp::now() {
             true => Deadline::At(at),

@@ -139,6 +139,9 @@ impl EpisodeCopy {
         fields: &HeaderMap,
         reserve_bytes: u64,
     ) -> Response {
+        if let (false, Some(job)) = (self.is_whole(), episode.summary.job) {
+            agent.prefer_heard_download(job);
+        }
         let asked = fields.get(RANGE).and_then(|value| value.to_str().ok());
         let is_same = fields.get(IF_RANGE).is_none_or(|named| {
             let tag = self.tag.as_ref().map(|tag| format!("\"{tag}\""));

@@ -2,10 +2,13 @@
 
 use std::path::PathBuf;
 
-use cedos_readycast::EpisodeId;
+use cedos_readycast::{EpisodeId, UpNextMove};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use url::Url;
+
+/// The file of an index while it is downloaded, in the directory of the state.
+pub const INDEX_DOWNLOAD_FILE: &str = "podcasts-index.download";
 
 /// What `cedos cast` asks of the agent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -48,8 +51,28 @@ pub enum PodcastRequest {
         #[serde(default = "shown")]
         limit: u32,
     },
-    /// Lists the episodes that are in the queue or ready, in the order in which they will be heard.
+    /// Lists the episodes that are in the queue, by their deadlines, and those that are ready.
     Queue,
+    /// Lists the episodes that are ready or coming, in the order in which they will be heard, after moving one.
+    UpNext {
+        /// The episode to move; one that is not on this device is asked for.
+        #[serde(default)]
+        episode: Option<EpisodeId>,
+        /// Where it is moved to.
+        #[serde(default)]
+        to: UpNextMove,
+        /// Whether the order is that of publication again.
+        #[serde(default)]
+        reset: bool,
+    },
+    /// Returns the episode to hear next; none if nothing else is here.
+    Next {
+        /// The episode that is being heard, or was.
+        #[serde(default)]
+        after: Option<EpisodeId>,
+    },
+    /// Lists the episodes that were begun and not heard to their end, the one that was heard last first.
+    Continue,
     /// Shows an episode, with its file or address, its notes and chapters.
     Episode {
         /// The episode's number.

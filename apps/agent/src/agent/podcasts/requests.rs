@@ -12,7 +12,7 @@ use cedos_readycast::{
     Channel, ChannelId, ChannelSummary, DelayProposal, DownloadSchedule, EnclosureChoice, Episode,
     EpisodeDeadline, EpisodeId, EpisodeQuery, EpisodeState, EpisodeSummary, FEED_BYTES_MAX,
     FeedError, Library, LibraryError, PROPOSAL_PLAYS_MAX, RefreshReport, TransferLogPage,
-    feed_links_of_page, parse_feed, propose_delay, read_opml, write_opml,
+    UpNextMove, feed_links_of_page, parse_feed, propose_delay, read_opml, write_opml,
 };
 use d2tp_sched::CostPolicy;
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -24,6 +24,7 @@ use url::Url;
 use super::super::api::ok_response;
 use super::super::state::Agent;
 use super::downloads::{discard_part, ready_file, remove};
+use super::episode_copy::is_coming;
 use super::episode_notes::notes_text;
 use super::feed_fetch::{FeedAnswer, FeedFault, FeedFetch, named_host};
 use super::podcast_request::PodcastRequest;
@@ -533,6 +534,77 @@ impl Agent {
         found.await
     }
 
+    /// The episodes that are ready or coming, in the order in which they will be heard.
+    ///
+    /// # Errors
+    /// The library cannot be read.
+    pub(in super::super) async fn up_next(&self) -> Result<Vec<EpisodeSummary>, TransferFailure> {
+        let found = self.podcasts.with(|library| library.up_next(SHOWN_MAX));
+        found.await
+    }
+
+    /// The episode to hear after another one; none if nothing else of the order of hearing can be played now.
+    ///
+    /// # Errors
+    /// The library cannot be read.
+    pub(in super::super) async fn next_to_hear(
+        &self,
+        after: Option<EpisodeId>,
+    ) -> Result<Option<EpisodeSummary>, TransferFailure> {
+        let has_beginning = |episode: &EpisodeSummary| {
+            episode.state == EpisodeState::Ready
+                || self.episode_transfer(episode).is_some_and(|transfer| {
+                    transfer["bytes"].as_u64().is_some_and(|bytes| bytes > 0)
+                })
+        };
+        let mut others =
+            (self.up_next().await?.into_iter()).filter(|episode| Some(episode.id) != after);
+        Ok(others.find(has_beginning))
+    }
+
+    /// Moves an episode in the order of hearing. One that is not on this device is asked for, and one that was played is to
+    /// be heard again.
+    ///
+    /// # Errors
+    /// There is no such episode, or it cannot be fetched.
+    pub(in super::super) async fn move_up_next(
+        self: &Arc<Agent>,
+        id: EpisodeId,
+        to: UpNextMove,
+    ) -> Result<(), TransferFailure> {
+        let service = &self.podcasts;
+        let episode = service.episode(id).await?;
+        if episode.summary.played {
+            service.mark_played(id, false).await?;
+        }
+        let is_here = episode.summary.state == EpisodeState::Ready;
+        if !is_here && !is_coming(&episode) {
+            let source = service.with(move |library| library.episode_source(id));
+            if let Some(refused) = source.await?.and_then(|source| source.refused) {
+                return Err(TransferFailure::error(refused));
+            }
+            self.ask_for_episode(id, None, None).await?;
+        }
+        service
+            .with(move |library| library.move_up_next(id, to))
+            .await?;
+        self.prioritise_downloads().await?;
+        service.changed();
+        Ok(())
+    }
+
+    /// Makes the order of hearing that of publication again.
+    ///
+    /// # Errors
+    /// The library fails.
+    pub(in super::super) async fn reset_up_next(self: &Arc<Agent>) -> Result<(), TransferFailure> {
+        let service = &self.podcasts;
+        service.with(Library::reset_up_next).await?;
+        self.prioritise_downloads().await?;
+        service.changed();
+        Ok(())
+    }
+
     /// Answers what `cedos cast` asks.
     ///
     /// # Errors
@@ -600,6 +672,32 @@ impl Agent {
             PodcastRequest::Queue => {
                 let queue = self.episode_queue().await?;
                 let episodes: Vec<Value> = queue.iter().map(|e| self.episode_json(e)).collect();
+                json!({"episodes": episodes})
+            }
+            PodcastRequest::UpNext { episode, to, reset } => {
+                if reset && !is_empty {
+                    self.reset_up_next().await?;
+                }
+                if let Some(episode) = episode {
+                    self.move_up_next(episode, to).await?;
+                }
+                let order = match is_empty {
+                    true => Vec::new(),
+                    false => self.up_next().await?,
+                };
+                let episodes: Vec<Value> = order.iter().map(|e| self.episode_json(e)).collect();
+                json!({"episodes": episodes})
+            }
+            PodcastRequest::Next { .. } if is_empty => json!({"episode": null}),
+            PodcastRequest::Next { after } => {
+                let next = self.next_to_hear(after).await?;
+                json!({"episode": next.map(|next| self.episode_json(&next))})
+            }
+            PodcastRequest::Continue if is_empty => json!({"episodes": []}),
+            PodcastRequest::Continue => {
+                let begun = service.with(|library| library.begun_episodes(SHOWN_MAX));
+                let begun = begun.await?;
+                let episodes: Vec<Value> = begun.iter().map(|e| self.episode_json(e)).collect();
                 json!({"episodes": episodes})
             }
             PodcastRequest::Episode {

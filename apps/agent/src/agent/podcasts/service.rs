@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use url::Url;
 
 use super::apps::open_port::AppPort;
+use super::index_progress::IndexProgress;
 use super::refresh_queue::HostPermits;
 use super::transfer_record::RunningRecord;
 use crate::fetch::jobs;
@@ -57,6 +58,8 @@ pub(in super::super) struct PodcastService {
     pub(super) sync_changed: Notify,
     /// The lock held while an index of podcasts is made.
     pub(super) importing: Arc<tokio::sync::Mutex<()>>,
+    /// How far the making of an index is that the page asked for.
+    pub(super) index_progress: Mutex<Option<IndexProgress>>,
     /// Files beside episodes that were asked for a short while ago.
     pub(super) documents_asked: Mutex<BTreeMap<Url, Instant>>,
 }
@@ -79,6 +82,7 @@ impl Default for PodcastService {
             syncing: tokio::sync::Mutex::default(),
             sync_changed: Notify::new(),
             importing: Arc::default(),
+            index_progress: Mutex::default(),
             documents_asked: Mutex::default(),
         }
     }

@@ -8,7 +8,7 @@ use d2tp_driver::SpendHandle;
 use d2tp_links::{CostClass, Link};
 use d2tp_sched::{
     ClientDecision, ClientReport, CostPolicy, DeadlineFallback, FlowDemand, LinkCandidate,
-    LinkChoice, SourceSupply, TransferDirection,
+    LinkChoice, ObjectStart, SourceSupply, TransferDirection,
 };
 use tokio::sync::watch;
 
@@ -157,6 +157,7 @@ impl<'a> TransferControl<'a> {
             demand,
             size_bytes: with_following(progress.length),
             priority: self.terms.priority,
+            start: self.object_start(progress),
             candidates,
             carried: self.usage.bytes_by_link(),
             uses_several_links: together,
@@ -165,6 +166,19 @@ impl<'a> TransferControl<'a> {
             keeps_awake: true,
             source,
         })
+    }
+
+    /// Whether the beginning of the object is here, if the terms ask for it before the rest. A server that cannot
+    /// continue makes a pause cost all that came, so nothing is put before such an object once it has begun.
+    fn object_start(&self, progress: ContentProgress) -> Option<ObjectStart> {
+        let wanted = self.terms.start_bytes.filter(|bytes| *bytes > 0)?;
+        let wanted = wanted.min(progress.length.unwrap_or(u64::MAX));
+        progress
+            .is_continuable()
+            .then_some(match progress.done < wanted {
+                true => ObjectStart::Missing,
+                false => ObjectStart::Here,
+            })
     }
 
     /// Records that the object is larger than it ever was: what failed before is over.

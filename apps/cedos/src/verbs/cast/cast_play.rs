@@ -55,6 +55,9 @@ const BEGUN_AFTER: Duration = Duration::from_secs(10); // a guess: one that cann
 /// How long mpv may take until it is at the position to begin at; one before it is not stored until then.
 const SETTLED_AFTER: Duration = Duration::from_secs(10); // a guess: a slow disk
 
+/// The seconds before its end in which an episode counts as heard, as in the library.
+const END_S: f64 = 5.0;
+
 /// How often mpv's socket is tried until it is there.
 const SOCKET_LOOK_EVERY: Duration = Duration::from_millis(100);
 
@@ -72,9 +75,12 @@ const STREAM_OPTIONS: [&str; 9] = [
 /// What `cedos cast play` plays, and how.
 #[derive(Debug, Args)]
 pub struct CastPlayArgs {
-    /// The number of the episode
+    /// The number of the episode [default: the one that was heard last, else the next one]
     #[arg(value_parser = parse_episode)]
-    episode: i64,
+    episode: Option<i64>,
+    /// End with this episode, instead of going on with the next one
+    #[arg(long)]
+    once: bool,
     /// When its download may use metered networks [default: as the channel's rule says]
     #[arg(long, value_parser = word_parser::<CostPolicy, 4>(["free-only", "balanced", "any", "fast"]), help_heading = COST_AND_TIME)]
     policy: Option<CostPolicy>,
@@ -148,9 +154,33 @@ impl PlayAgent {
     async fn start(args: &CastPlayArgs) -> anyhow::Result<PlayAgent> {
         Ok(PlayAgent {
             client: Some(agent_start::connect_or_start().await?),
-            episode: EpisodeId(args.episode),
+            episode: EpisodeId(args.episode.unwrap_or_default()),
             policy: args.policy,
         })
+    }
+
+    /// Chooses the episode that was heard last and not to its end; the first of the order of hearing if there is none.
+    async fn choose(&mut self) -> Result<(), TransferFailure> {
+        let begun = self.ask(&PodcastRequest::Continue).await?;
+        let chosen = match begun["episodes"][0]["id"].as_i64() {
+            Some(last_heard) => Some(EpisodeId(last_heard)),
+            None => self.next(None).await?.map(|(next, _)| next),
+        };
+        let nothing = "no episode was begun, and none is ready; `cedos cast list` shows the channels, and `cedos cast play \
+                       NUMBER` plays any of their episodes";
+        self.episode = chosen.ok_or_else(|| TransferFailure::usage(nothing))?;
+        Ok(())
+    }
+
+    /// The episode to hear after another one, and its title; none if nothing else is here.
+    async fn next(
+        &mut self,
+        after: Option<EpisodeId>,
+    ) -> Result<Option<(EpisodeId, String)>, TransferFailure> {
+        let answer = self.ask(&PodcastRequest::Next { after }).await?;
+        let next = &answer["episode"];
+        let title = escape_controls(next["title"].as_str().unwrap_or_default()).into_owned();
+        Ok(next["id"].as_i64().map(|id| (EpisodeId(id), title)))
     }
 
     /// What to play. `again`: the player asked before.
@@ -229,6 +259,12 @@ impl MpvPosition {
             Some("duration") => self.duration_s = Some(seconds),
             _ => {}
         }
+    }
+
+    /// Whether the player was at the end of the episode. A player that tells nothing was not, as far as is known.
+    fn is_at_end(&self) -> bool {
+        let position_and_duration = self.position_s.zip(self.duration_s);
+        position_and_duration.is_some_and(|(position, duration)| position + END_S >= duration)
     }
 }
 
@@ -378,20 +414,57 @@ pub async fn play(args: CastPlayArgs) -> anyhow::Result<ExitCode> {
     let (stop, mut stopped) = watch::channel(false);
     stop_on_signal(stop).context("signals")?;
     let mut agent = PlayAgent::start(&args).await?;
+    if args.episode.is_none()
+        && let Err(failure) = agent.choose().await
+    {
+        return Ok(failed(&failure));
+    }
+    loop {
+        let played = match play_one(&mut agent, &args, &mut stopped).await {
+            Ok(played) => played,
+            Err(failure) => return Ok(failed(&failure)),
+        };
+        if args.once || !played.is_to_end {
+            return Ok(played.code);
+        }
+        let Ok(Some((next, title))) = agent.next(Some(agent.episode)).await else {
+            return Ok(played.code);
+        };
+        (agent.episode, agent.policy) = (next, None);
+        if !args.json {
+            print_stderr(&format!("Next: {title}"));
+        }
+    }
+}
+
+/// How a player ended.
+struct PlayedEpisode {
+    code: ExitCode,
+    /// Whether the player told that it came to the end of the episode.
+    is_to_end: bool,
+}
+
+/// Plays one episode, or prints what there is to play if there is no player.
+async fn play_one(
+    agent: &mut PlayAgent,
+    args: &CastPlayArgs,
+    stopped: &mut watch::Receiver<bool>,
+) -> Result<PlayedEpisode, TransferFailure> {
+    let ended = |code: ExitCode| PlayedEpisode {
+        code,
+        is_to_end: false,
+    };
     let found = tokio::select! {
-        found = wait_for_media(&mut agent, args.json) => found,
-        _ = stopped.wait_for(|stop| *stop) => return Ok(TransferExit::Cancelled.into()),
+        found = wait_for_media(agent, args.json) => found,
+        _ = stopped.wait_for(|stop| *stop) => return Ok(ended(TransferExit::Cancelled.into())),
     };
-    let (media, position_ms) = match found {
-        Ok(found) => found,
-        Err(failure) => return Ok(failed(&failure)),
-    };
+    let (media, position_ms) = found?;
     if args.json {
         let mut told = match &media {
             PlayedMedia::File(file) => json!({"event": "file", "file": file}),
             PlayedMedia::Link(link) => json!({"event": "link", "link": link}),
         };
-        told["episode"] = json!(args.episode);
+        told["episode"] = json!(agent.episode);
         told["position_ms"] = json!(position_ms);
         print_stdout(&told.to_string());
     }
@@ -400,22 +473,11 @@ pub async fn play(args: CastPlayArgs) -> anyhow::Result<ExitCode> {
             print_stdout(media.as_str());
         }
         if let PlayedMedia::Link(_) = media {
-            serve_link(&mut agent, stopped).await;
+            serve_link(agent, stopped).await;
         }
-        return Ok(ExitCode::SUCCESS);
+        return Ok(ended(ExitCode::SUCCESS));
     };
-    let played = run_player(
-        &mut agent,
-        &args,
-        &player,
-        media.as_str(),
-        position_ms,
-        stopped,
-    );
-    Ok(match played.await {
-        Ok(code) => code,
-        Err(failure) => failed(&failure),
-    })
+    run_player(agent, args, &player, media.as_str(), position_ms, stopped).await
 }
 
 /// Waits until there is something to play. Returns it, and the position to begin at.
@@ -454,7 +516,7 @@ async fn wait_for_media(
 }
 
 /// Keeps an agent running for a link until it is stopped.
-async fn serve_link(agent: &mut PlayAgent, mut stopped: watch::Receiver<bool>) {
+async fn serve_link(agent: &mut PlayAgent, stopped: &mut watch::Receiver<bool>) {
     loop {
         tokio::select! {
             _ = stopped.wait_for(|stop| *stop) => return,
@@ -463,15 +525,15 @@ async fn serve_link(agent: &mut PlayAgent, mut stopped: watch::Receiver<bool>) {
     }
 }
 
-/// Runs a player until it ends. Returns its exit code.
+/// Runs a player until it ends.
 async fn run_player(
     agent: &mut PlayAgent,
     args: &CastPlayArgs,
     player: &[String],
     media: &str,
     start_ms: u64,
-    mut stopped: watch::Receiver<bool>,
-) -> Result<ExitCode, TransferFailure> {
+    stopped: &mut watch::Receiver<bool>,
+) -> Result<PlayedEpisode, TransferFailure> {
     let socket = mpv_socket().map_err(|error| TransferFailure::error(format!("{error:#}")))?;
     let command = PlayerCommand::of(player, media, start_ms, socket.clone());
     if start_ms > 0 && !command.begins_there {
@@ -517,17 +579,19 @@ async fn run_player(
     }
     if args.json {
         let ended =
-            json!({"event": "ended", "episode": args.episode, "position_ms": listening.stored_ms});
+            json!({"event": "ended", "episode": agent.episode, "position_ms": listening.stored_ms});
         print_stdout(&ended.to_string());
     }
-    Ok(match status {
+    let is_to_end = has_succeeded && heard.is_at_end();
+    let code = match status {
         Some(status) => {
             let code = status.code().and_then(|code| u8::try_from(code).ok());
             // A signal ended it, as the shell would say it.
             ExitCode::from(code.unwrap_or(128))
         }
         None => TransferExit::Cancelled.into(),
-    })
+    };
+    Ok(PlayedEpisode { code, is_to_end })
 }
 
 /// Where mpv is to listen: beside the agent's socket, which is this user's alone.
@@ -592,6 +656,7 @@ mod tests {
         position.note(&event("duration", json!(500.5)));
         position.note(&event("time-pos", Value::Null));
         assert_eq!(listening.to_store(position), None);
+        assert!(!position.is_at_end(), "it tells 0:00");
         tokio::time::advance(SETTLED_AFTER).await;
         assert_eq!(listening.to_store(position), Some((0, Some(500_500))));
         let mut listening = EpisodeListening::from(60_000);
@@ -599,5 +664,8 @@ mod tests {
         assert_eq!(listening.to_store(position), Some((61_250, Some(500_500))));
         listening.stored_ms = Some(61_250);
         assert_eq!(listening.to_store(position), None);
+        assert!(!MpvPosition::default().is_at_end(), "it told nothing");
+        position.note(&event("time-pos", json!(496.0)));
+        assert!(position.is_at_end());
     }
 }

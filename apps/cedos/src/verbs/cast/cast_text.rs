@@ -41,10 +41,11 @@ pub fn lines(request: &PodcastRequest, answer: &Value, now: &Zoned) -> Vec<Strin
                 .chain(episodes)
                 .collect()
         }
-        PodcastRequest::Queue => {
+        PodcastRequest::Queue | PodcastRequest::UpNext { .. } => {
             let episodes = list("episodes");
             episodes.iter().map(|e| episode(e, true, now)).collect()
         }
+        PodcastRequest::Continue => list("episodes").iter().map(begun).collect(),
         PodcastRequest::Refresh { .. } => list("channels").iter().map(refreshed).collect(),
         PodcastRequest::Import { .. } => {
             vec![format!("Subscribed: {}", answer["feeds"])]
@@ -71,6 +72,7 @@ pub fn lines(request: &PodcastRequest, answer: &Value, now: &Zoned) -> Vec<Strin
         PodcastRequest::Export { .. }
         | PodcastRequest::Log { .. }
         | PodcastRequest::Begun { .. }
+        | PodcastRequest::Next { .. }
         | PodcastRequest::Play { .. } => Vec::new(),
         PodcastRequest::Apps { .. } => vec![
             format!("Subscriptions (OPML)   {}", text(&answer["subscriptions"])),
@@ -162,6 +164,12 @@ pub fn notes(request: &PodcastRequest, answer: &Value) -> Vec<String> {
                     .into(),
             ]
         }
+        PodcastRequest::UpNext { .. } if is_empty("episodes") => {
+            vec!["Nothing is ready or coming. `cedos cast next EPISODE` puts an episode here".into()]
+        }
+        PodcastRequest::Continue if is_empty("episodes") => {
+            vec!["No episode was begun. `cedos cast play EPISODE` plays one".into()]
+        }
         PodcastRequest::Add { .. } if answer["is_read_later"] == true => {
             vec!["note: no network is up; the feed is read when one is".into()]
         }
@@ -250,6 +258,22 @@ fn position(episode: &Value) -> String {
     };
     let title = text(&episode["title"]);
     format!("{}   {title}   {at}{of}{played}", episode["id"])
+}
+
+/// An episode that was begun: where it goes on, and what is left of it.
+fn begun(episode: &Value) -> String {
+    let heard_s = episode["position_ms"].as_u64().unwrap_or(0) / 1000;
+    let left = episode["duration_s"].as_u64();
+    let left = left.map_or_else(String::new, |of| {
+        format!(", {} left", clock(of.saturating_sub(heard_s)))
+    });
+    format!(
+        "{}   {} ({})   at {}{left}",
+        episode["id"],
+        text(&episode["title"]),
+        text(&episode["channel_title"]),
+        clock(heard_s)
+    )
 }
 
 /// An episode with its notes, chapters and transcript.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use d2tp_time::{Span, Time};
 
 use super::super::rate_measurement::RateMeasurement;
-use crate::{CostPolicy, ScheduledFlow};
+use crate::{CostPolicy, ObjectStart, ScheduledFlow};
 
 /// A link that carried for a client within this time works, whatever other clients report.
 const CARRIED_WITHIN: Span = Span::from_secs(5); // a guess: several reports
@@ -17,6 +17,10 @@ pub(super) struct ClientState {
     /// The number that identifies the client to others.
     pub(super) transfer: u64,
     pub(super) flow: Option<ScheduledFlow>,
+    /// The deadline by the last report.
+    pub(super) due_at: Option<Time>,
+    /// Whether the beginning of the client's object is here, if it is wanted before the rest.
+    pub(super) start: Option<ObjectStart>,
     pub(super) joined_at: Time,
     /// The links of the client, each with whether it works as far as the client knows.
     pub(super) links: Vec<(String, bool)>,
@@ -82,6 +86,8 @@ impl ClientState {
         ClientState {
             transfer,
             flow: None,
+            due_at: None,
+            start: None,
             joined_at: now,
             links: Vec::new(),
             carried: BTreeMap::new(),

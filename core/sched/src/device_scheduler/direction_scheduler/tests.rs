@@ -1,7 +1,9 @@
 //! Tests of one direction of a device, second by second.
 
 use super::*;
-use crate::{CostPolicy, DeadlineFallback, FlowDemand, LinkChoice, LinkWaitReason, SourceSupply};
+use crate::{
+    CostPolicy, DeadlineFallback, FlowDemand, LinkChoice, LinkWaitReason, ObjectStart, SourceSupply,
+};
 
 fn candidate(name: &str, class: LinkClass) -> LinkCandidate {
     LinkCandidate {
@@ -39,6 +41,8 @@ struct Device {
     carried: BTreeMap<u64, BTreeMap<String, u64>>,
     is_interactive: bool,
     source: SourceSupply,
+    priority: u8,
+    start: Option<ObjectStart>,
 }
 
 impl Device {
@@ -49,6 +53,8 @@ impl Device {
             carried: BTreeMap::new(),
             is_interactive: false,
             source: SourceSupply::Ample,
+            priority: 0,
+            start: None,
         }
     }
 
@@ -62,7 +68,8 @@ impl Device {
         let report = ClientReport {
             demand: need.clone(),
             size_bytes: need.remaining_bytes,
-            priority: 0,
+            priority: self.priority,
+            start: self.start,
             candidates,
             carried,
             uses_several_links: true,
@@ -338,6 +345,66 @@ fn how_large_it_is_is_asked_before_its_turn() {
     }
     let known = device.ask(next, &need(80_000_000, 100), &[wifi()]);
     assert_eq!(waits(&known), Some(LinkWaitReason::QueuedBehind));
+}
+
+/// The clients that may go after twenty seconds in which those that might go moved. `wants`: demand, priority and start of
+/// each.
+fn going(wants: &[(FlowDemand, u8, Option<ObjectStart>)], rate: u64) -> Vec<bool> {
+    let mut device = Device::new();
+    let clients: Vec<u64> = (wants.iter())
+        .map(|_| device.scheduler.register(device.now, 0))
+        .collect();
+    let mut goes = vec![true; wants.len()];
+    for second in 1..=20 {
+        device.wait(1);
+        for (n, (need, priority, start)) in wants.iter().enumerate() {
+            if goes[n] {
+                device.carry(clients[n], "wlan0", rate);
+            }
+            (device.priority, device.start) = (*priority, *start);
+            let need = FlowDemand {
+                left: need.left.map(|left| left - Duration::from_secs(second)),
+                ..need.clone()
+            };
+            let decision = device.ask(clients[n], &need, &[wifi()]);
+            goes[n] = waits(&decision) != Some(LinkWaitReason::QueuedBehind);
+        }
+    }
+    goes
+}
+
+#[test]
+fn while_there_is_time_a_missing_start_goes_before_the_rest_of_those_whose_start_is_here() {
+    let (missing, here) = (Some(ObjectStart::Missing), Some(ObjectStart::Here));
+    let patient = |left_s| need(40_000_000, left_s);
+    // The one with the earlier deadline waits until the other's start is here; one without starts waits for nobody.
+    let wants = [
+        (patient(36_000), 0, here),
+        (patient(72_000), 0, missing),
+        (patient(72_000), 0, None),
+    ];
+    assert_eq!(going(&wants, 2_000_000), [false, true, true]);
+    let whole = [
+        (patient(36_000), 0, here),
+        (patient(72_000), 0, here),
+        (patient(72_000), 0, None),
+    ];
+    assert_eq!(going(&whole, 2_000_000), [true, true, true]);
+    // Where time is short, the earliest deadline goes first, whatever is here of it.
+    let pressed = [
+        (need(80_000_000, 100), 0, here),
+        (need(80_000_000, 300), 0, missing),
+    ];
+    assert_eq!(going(&pressed, 1_000_000), [true, false]);
+}
+
+#[test]
+fn of_transfers_with_the_same_deadline_the_highest_priority_goes_first() {
+    let same = |priority| (need(40_000_000, 36_000), priority, None);
+    let wants = [same(0), same(0), same(0), same(0), same(5), same(7)];
+    let goes = going(&wants, 2_000_000);
+    assert!(goes[4] && goes[5], "{goes:?}");
+    assert!(!goes[3], "{goes:?}");
 }
 
 #[test]

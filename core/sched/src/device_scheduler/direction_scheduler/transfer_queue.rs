@@ -4,13 +4,17 @@
 //!  earliest deadline first   A  B  C │ D  E  F        │ moves with the unused capacity of links
 //!                            go      │ wait behind
 //! ```
+//!
+//! While there is time, two things are put before the deadline: among transfers with the same deadline the highest priority
+//! goes first, and among those that want their beginning first (`ObjectStart`), those whose beginning is missing.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use d2tp_time::{Span, Time};
 
 use super::client_state::{ClientPhase, ClientState, last_phase};
-use crate::ScheduledFlow;
+use crate::{ObjectStart, ScheduledFlow};
 
 /// The load from which only the transfer with the earliest deadline runs.
 const PRESSED: f64 = 0.35; // a guess: rates fall to a third
@@ -26,6 +30,9 @@ const FULL_ABOVE: f64 = 0.8; // a guess
 /// How many consecutive updates must find unused capacity before another transfer starts, because a
 /// new transfer is slow at first.
 const IDLE_LOOKS: u32 = 3; // a guess
+
+/// Deadlines that are nearer to each other count as the same: they are one moment that clients state at different times.
+const SAME_DEADLINE: Span = Span::from_secs(1); // a guess: clocks that are read one after the other
 
 /// How long a transfer may carry nothing before others no longer wait for it.
 const MOVES_WITHIN: Span = Span::from_secs(5); // a guess: a slow start over a long path
@@ -76,13 +83,17 @@ impl TransferQueue {
         if clients.len() < 2 || clients.get(&number).is_some_and(is_interactive) {
             return false;
         }
-        let abreast = match load() >= PRESSED {
-            true => 1,
-            false => ABREAST,
-        };
         let numbers: Vec<u64> = last_phase(clients).collect();
-        let (mut going, mut asking) = (0, 0);
-        for n in order {
+        let (abreast, order) = match load() >= PRESSED {
+            true => (1, order.to_vec()),
+            false => {
+                let of = |n: usize| clients.get(&numbers[n]);
+                (ABREAST, with_time(order, flows, &of))
+            }
+        };
+        let has_time = abreast > 1;
+        let (mut going, mut starting, mut asking) = (0, 0, 0);
+        for n in &order {
             let Some(client) = clients.get_mut(&numbers[*n]) else {
                 continue;
             };
@@ -92,7 +103,13 @@ impl TransferQueue {
             // A transfer of unknown size must ask the origin for it before there is an estimate.
             let asks = flows[*n].need.remaining_bytes.is_none() && asking < ABREAST;
             asking += usize::from(asks);
-            let goes = going < abreast + self.extra || asks;
+            let yields = has_time && starting > 0 && client.start == Some(ObjectStart::Here);
+            let room = if yields {
+                self.extra
+            } else {
+                abreast + self.extra
+            };
+            let goes = going < room || asks;
             client.goes_since = match goes {
                 true => client.goes_since.or(Some(now)),
                 false => None,
@@ -102,10 +119,43 @@ impl TransferQueue {
             let begins = begins && client.last_phase != Some(ClientPhase::Waits);
             let fills = (begins || lately(&client.moved_at)) && !leaves_room(*n);
             going += usize::from(fills);
+            starting += usize::from(fills && client.start == Some(ObjectStart::Missing));
             if numbers[*n] == number {
                 return !goes;
             }
         }
         false
     }
+}
+
+/// The order in which transfers have their turns while there is time. `order` is that of the links; `of`: the client of a flow.
+fn with_time<'a>(
+    order: &[usize],
+    flows: &[ScheduledFlow],
+    of: &dyn Fn(usize) -> Option<&'a ClientState>,
+) -> Vec<usize> {
+    let due_at = |n: usize| of(n).and_then(|client| client.due_at);
+    let is_same = |one: &usize, next: &usize| match (due_at(*one), due_at(*next)) {
+        (Some(one), Some(next)) => one.since(next).max(next.since(one)) < SAME_DEADLINE,
+        (one, next) => one == next,
+    };
+    let mut turns = Vec::with_capacity(order.len());
+    for same in order.chunk_by(is_same) {
+        let mut same = same.to_vec();
+        same.sort_by_key(|n| (Reverse(flows[*n].priority), *n));
+        turns.extend(same);
+    }
+    // Those that want their beginning first change places among themselves, and with nobody else.
+    let start = |n: usize| of(n).and_then(|client| client.start);
+    let mut wanted: Vec<usize> = turns
+        .iter()
+        .copied()
+        .filter(|n| start(*n).is_some())
+        .collect();
+    wanted.sort_by_key(|n| start(*n) == Some(ObjectStart::Here));
+    let mut wanted = wanted.into_iter();
+    for turn in turns.iter_mut().filter(|turn| start(**turn).is_some()) {
+        *turn = wanted.next().unwrap_or(*turn);
+    }
+    turns
 }

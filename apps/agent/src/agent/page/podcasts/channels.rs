@@ -8,7 +8,7 @@ use axum::extract::{Path, Query, State};
 use axum::response::{IntoResponse, Redirect, Response};
 use cedos_readycast::{
     Channel, ChannelId, ChannelRule, ChannelSummary, DownloadSchedule, EnclosureChoice,
-    EpisodeQuery, KeepRule,
+    EpisodeQuery, EpisodeState, EpisodeSummary, KeepRule,
 };
 use cedos_text::escape_controls;
 use d2tp_sched::CostPolicy;
@@ -20,7 +20,7 @@ use super::super::super::podcasts::directory_search::FoundPodcast;
 use super::super::super::podcasts::requests::RuleChange;
 use super::super::frame::{self, PageContext, PageFact, PageFrame};
 use super::super::live;
-use super::episode_row::EpisodeRow;
+use super::episode_row::{EpisodeRow, clock};
 use super::library_access::frame_of;
 use crate::fetch::deadline_text::{describe_deadline, describe_time};
 use crate::fetch::outcome::TransferFailure;
@@ -31,6 +31,9 @@ const EPISODES_PER_PAGE: u32 = 50;
 
 /// Channels on a page of the library. Higher: more of a large library at once, and each change of it is sent whole.
 const CHANNELS_PER_PAGE: u32 = 500; // a guess: some 300 kB
+
+/// Episodes that were begun, on the page of the library.
+const BEGUN_SHOWN_MAX: u32 = 6; // a guess: who looks for an older one finds it in its channel
 
 /// Colours of the placeholders for pictures, which are in the style as `art-0` and so on.
 const ART_COLOURS: u64 = 6;
@@ -61,9 +64,23 @@ struct PodcastLibraryPage {
 #[template(path = "podcasts_library_live.html")]
 struct PodcastLibraryLive {
     base: Arc<str>,
+    /// Episodes that were begun, the one that was heard last first.
+    begun: Vec<BegunRow>,
     channels: Vec<ChannelTile>,
     before: Option<u32>,
     after: Option<u32>,
+}
+
+/// An episode that was begun and not heard to its end.
+struct BegunRow {
+    id: i64,
+    title: String,
+    channel_title: String,
+    /// How far it was heard, and what is left.
+    heard: String,
+    percent: Option<u8>,
+    /// Whether it is on this device.
+    is_here: bool,
 }
 
 #[derive(Template)]
@@ -109,6 +126,7 @@ struct RuleProposal {
 
 struct PolicyChoice {
     value: &'static str,
+    text: &'static str,
     is_chosen: bool,
 }
 
@@ -121,10 +139,13 @@ struct PodcastSearchPage {
     channels: Vec<ChannelTile>,
     episodes: Vec<EpisodeRow>,
     directory: Option<DirectoryResults>,
+    /// Whether there is an index on this device.
+    has_index: bool,
 }
 
-/// What a directory knows.
+/// What a directory knows, or the index on this device.
 struct DirectoryResults {
+    title: &'static str,
     found: Vec<FoundRow>,
     problem: Option<String>,
 }
@@ -160,6 +181,8 @@ pub(super) struct SearchForm {
 #[serde(rename_all = "kebab-case")]
 enum FurtherSearch {
     Directory,
+    /// The index on this device.
+    Index,
 }
 
 /// Where a page of a list begins.
@@ -182,6 +205,17 @@ const ENCLOSURE_TEXTS: [(EnclosureChoice, &str); 3] = [
     (EnclosureChoice::Audio, "audio, where there is a video too"),
     (EnclosureChoice::Smallest, "the smallest audio"),
 ];
+
+/// A policy in the page's words.
+fn policy_text(policy: CostPolicy) -> &'static str {
+    match policy {
+        CostPolicy::FreeOnly => "never",
+        CostPolicy::FreeFirst => "only as much as the time asks for",
+        CostPolicy::Balanced => "a little sooner than that",
+        CostPolicy::Any => "whenever Wi-Fi is missing or slow",
+        CostPolicy::Fast => "always, beside Wi-Fi",
+    }
+}
 
 /// The form of a channel.
 #[derive(Debug, Deserialize)]
@@ -221,6 +255,32 @@ fn plain(text: &str) -> String {
     escape_controls(text).into_owned()
 }
 
+impl BegunRow {
+    fn of(episode: &EpisodeSummary) -> BegunRow {
+        let heard_s = episode.position_ms / 1000;
+        // A length that is shorter than what was heard was wrong.
+        let length_s = episode.duration_s.map(u64::from);
+        let length_s = length_s.filter(|length_s| *length_s > heard_s);
+        let heard = match length_s {
+            Some(length_s) => format!(
+                "At {} of {}, {} left",
+                clock(heard_s),
+                clock(length_s),
+                clock(length_s - heard_s)
+            ),
+            None => format!("At {}", clock(heard_s)),
+        };
+        BegunRow {
+            id: episode.id.0,
+            title: plain(&episode.title),
+            channel_title: plain(&episode.channel_title),
+            heard,
+            percent: length_s.map(|length_s| (100 * heard_s / length_s) as u8),
+            is_here: episode.state == EpisodeState::Ready,
+        }
+    }
+}
+
 impl ChannelTile {
     fn of(channel: &ChannelSummary, now: &Zoned) -> ChannelTile {
         let episodes = match channel.episodes {
@@ -255,6 +315,7 @@ impl RuleView {
     fn of(rule: &ChannelRule) -> RuleView {
         let policies = CostPolicy::ALL.into_iter().map(|policy| PolicyChoice {
             value: policy.as_str(),
+            text: policy_text(policy),
             is_chosen: rule.policy.as_deref() == Some(policy.as_str()),
         });
         let bytes_max = rule.keep.bytes_max.map(|bytes| bytes / 1_000_000);
@@ -316,9 +377,14 @@ fn missing(id: ChannelId) -> TransferFailure {
 
 impl PodcastLibraryLive {
     async fn of(context: &PageContext, from: u32) -> Result<PodcastLibraryLive, TransferFailure> {
-        let channels = context
-            .read_podcasts(move |library| library.channels_from(from, CHANNELS_PER_PAGE + 1));
-        let mut channels = channels.await?;
+        let found = context.read_podcasts(move |library| {
+            let begun = match from {
+                0 => library.begun_episodes(BEGUN_SHOWN_MAX)?,
+                _ => Vec::new(),
+            };
+            Ok((library.channels_from(from, CHANNELS_PER_PAGE + 1)?, begun))
+        });
+        let (mut channels, begun) = found.await?;
         let has_more = channels.len() > CHANNELS_PER_PAGE as usize;
         channels.truncate(CHANNELS_PER_PAGE as usize);
         let now = Zoned::now();
@@ -327,6 +393,7 @@ impl PodcastLibraryLive {
             .map(|channel| ChannelTile::of(channel, &now));
         Ok(PodcastLibraryLive {
             base: context.base.clone(),
+            begun: begun.iter().map(BegunRow::of).collect(),
             channels: tiles.collect(),
             before: (from > 0).then(|| from.saturating_sub(CHANNELS_PER_PAGE)),
             after: has_more.then(|| from.saturating_add(CHANNELS_PER_PAGE)),
@@ -547,16 +614,32 @@ impl FoundRow {
 }
 
 impl DirectoryResults {
-    async fn of(context: &PageContext, words: &str) -> Result<DirectoryResults, TransferFailure> {
+    async fn of(
+        context: &PageContext,
+        words: &str,
+        place: FurtherSearch,
+    ) -> Result<DirectoryResults, TransferFailure> {
         let channels = context.read_podcasts(|library| library.channels()).await?;
-        Ok(match context.agent.search_podcasts(words).await {
+        let (title, found) = match place {
+            FurtherSearch::Directory => (
+                "In the directory",
+                context.agent.search_podcasts(words).await,
+            ),
+            FurtherSearch::Index => (
+                "In the index on this device",
+                context.agent.search_index(words).await,
+            ),
+        };
+        Ok(match found {
             Ok(found) => DirectoryResults {
+                title,
                 found: (found.into_iter())
                     .map(|podcast| FoundRow::of(podcast, &channels))
                     .collect(),
                 problem: None,
             },
             Err(failure) => DirectoryResults {
+                title,
                 found: Vec::new(),
                 problem: Some(plain(&failure.text)),
             },
@@ -570,8 +653,8 @@ pub(super) async fn search(
     Query(SearchForm { words, further }): Query<SearchForm>,
 ) -> Response {
     let directory = match further {
-        Some(FurtherSearch::Directory) if !words.trim().is_empty() => {
-            match DirectoryResults::of(&context, words.trim()).await {
+        Some(place) if !words.trim().is_empty() => {
+            match DirectoryResults::of(&context, words.trim(), place).await {
                 Ok(results) => Some(results),
                 Err(failure) => return frame::problem(&context, &failure),
             }
@@ -605,6 +688,7 @@ pub(super) async fn search(
                     .iter()
                     .map(|episode| EpisodeRow::of(episode, &now))
                     .collect(),
+                has_index: context.agent.index_made_at().is_some(),
                 directory,
             })
         }

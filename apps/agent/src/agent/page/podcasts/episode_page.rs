@@ -6,7 +6,7 @@ use askama::Template;
 use axum::Form;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Redirect, Response};
-use cedos_readycast::{Episode, EpisodeId, EpisodeState, TranscriptPassage};
+use cedos_readycast::{Episode, EpisodeId, EpisodeState, TranscriptPassage, UpNextMove};
 use cedos_text::escape_controls;
 use http::StatusCode;
 use jiff::{Timestamp, Zoned};
@@ -77,6 +77,14 @@ struct EpisodeLive {
     chapters: Vec<ChapterRow>,
     /// Whether the transcript is on this device.
     has_transcript: bool,
+    /// The episode that follows.
+    next: Option<NextEpisode>,
+}
+
+/// The episode that is heard after this one.
+struct NextEpisode {
+    id: i64,
+    title: String,
 }
 
 /// How much of an episode a player can have.
@@ -129,6 +137,8 @@ pub(super) struct EpisodeForm {
 #[serde(rename_all = "kebab-case")]
 enum EpisodeAction {
     Play,
+    /// Puts the episode first in the order of hearing.
+    HearNext,
     Download,
     NotWanted,
     Played,
@@ -191,6 +201,7 @@ impl EpisodeLive {
         let transfer = transfer.and_then(|job| context.agent.show(job).ok());
         let own = episode.own_deadline.as_ref();
         let asked = own.filter(|_| summary.state != EpisodeState::Ready);
+        let next = context.agent.next_to_hear(Some(summary.id)).await?;
         let chapters = context.agent.chapters(episode);
         let chapters = chapters.into_iter().map(ChapterRow::of).collect();
         Ok(EpisodeLive {
@@ -206,6 +217,10 @@ impl EpisodeLive {
             is_wanted: is_wanted || own.is_some(),
             played: summary.played,
             has_transcript: context.agent.has_transcript(episode),
+            next: next.map(|next| NextEpisode {
+                id: next.id.0,
+                title: escape_controls(&next.title).into_owned(),
+            }),
             chapters,
             asked: asked.map(|asked| match asked.by {
                 Some(at) => format!("Wanted by {}.", describe_deadline(at, &now)),
@@ -268,6 +283,9 @@ pub(super) async fn act(
         match form.action {
             EpisodeAction::Play => {
                 context.agent.ask_for_episode(id, None, None).await?;
+            }
+            EpisodeAction::HearNext => {
+                context.agent.move_up_next(id, UpNextMove::Top).await?;
             }
             EpisodeAction::Download => {
                 let by = own_deadline(&form.by)?;

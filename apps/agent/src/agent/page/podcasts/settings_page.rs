@@ -16,19 +16,26 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use url::Url;
 
+use super::super::super::podcasts::directory_search::{KEY_SETTING, SECRET_SETTING};
+use super::super::super::podcasts::index_progress::IndexProgress;
 use super::super::super::podcasts::podcast_request::PodcastRequest;
 use super::super::frame::{self, PageContext, PageFact, PageFrame};
 use super::library_access::frame_of;
 use crate::fetch::deadline_text::describe_time;
 use crate::fetch::netrc_file::set_credentials;
 use crate::fetch::outcome::TransferFailure;
+use crate::fetch::own_file;
 use crate::fetch::report::human_bytes;
+use crate::fetch::state_directory::state_directory;
 use crate::settings::{SettingsChange, UserSettings};
 
 /// The setting of the folder of episodes.
 const DIRECTORY: &str = "podcasts.directory";
 /// The setting of the directory that searches ask.
 const SEARCH_URL: &str = "podcasts.search_url";
+
+/// The file that the page writes the secret of the user's key for Podcast Index to, in the directory of the state.
+const INDEX_SECRET_FILE: &str = "podcast-index.secret";
 
 /// The version of an exported log, as `cedos cast export` writes it.
 const EXPORT_VERSION: u64 = 1;
@@ -41,6 +48,7 @@ struct PodcastSettingsPage {
     files: String,
     /// The settings of the user; else why they cannot be read.
     general: Result<GeneralSettings, String>,
+    index: IndexView,
     sync: Option<SyncView>,
     apps: Option<Vec<PageFact>>,
 }
@@ -49,6 +57,51 @@ struct PodcastSettingsPage {
 struct GeneralSettings {
     directory: String,
     search_url: String,
+    /// The user's key for Podcast Index; empty for none.
+    index_key: String,
+}
+
+/// The index of podcasts on this device.
+struct IndexView {
+    /// Whether there is one.
+    is_here: bool,
+    /// Whether one is being made.
+    is_made: bool,
+    text: String,
+    problem: Option<String>,
+}
+
+impl IndexView {
+    fn of(context: &PageContext, now: &Zoned) -> IndexView {
+        let progress = context.agent.index_progress();
+        let made_at = context.agent.index_made_at();
+        let is_made = matches!(
+            progress,
+            Some(IndexProgress::Downloading(_) | IndexProgress::Reading)
+        );
+        let made_at = made_at.and_then(|at| Timestamp::try_from(at).ok());
+        let here = made_at.map(|at| {
+            let date = at.to_zoned(now.time_zone().clone());
+            format!("Made on {}.", date.strftime("%-d %b %Y"))
+        });
+        let text = match (&progress, &here) {
+            (Some(IndexProgress::Downloading(job)), _) => {
+                format!("It is being downloaded by Wi-Fi and other free networks (transfer {job}).")
+            }
+            (Some(IndexProgress::Reading), _) => "It is being made; that takes minutes.".to_owned(),
+            (_, Some(text)) => text.clone(),
+            (_, None) => "There is none on this device.".to_owned(),
+        };
+        IndexView {
+            is_here: here.is_some(),
+            is_made,
+            text,
+            problem: match progress {
+                Some(IndexProgress::Failed(why)) => Some(format!("It was not made: {why}")),
+                _ => None,
+            },
+        }
+    }
 }
 
 impl GeneralSettings {
@@ -58,6 +111,7 @@ impl GeneralSettings {
         Ok(GeneralSettings {
             directory: chosen(DIRECTORY),
             search_url: chosen(SEARCH_URL),
+            index_key: chosen(KEY_SETTING),
         })
     }
 }
@@ -91,12 +145,21 @@ pub(super) struct PodcastSettingsForm {
     user: String,
     #[serde(default)]
     password: String,
+    #[serde(default)]
+    index_key: String,
+    #[serde(default)]
+    index_secret: String,
+    #[serde(default)]
+    index_source: String,
 }
 
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum PodcastSettingsAction {
     Save,
+    IndexKey,
+    IndexMake,
+    IndexRemove,
     SyncSetUp,
     SyncNow,
     SyncEnd,
@@ -159,6 +222,7 @@ impl PodcastSettingsPage {
             base: context.base.clone(),
             files: format!("{number} episodes on this device: {}", human_bytes(bytes)),
             general,
+            index: IndexView::of(context, &Zoned::now()),
             sync: SyncView::of(&status["account"], &Zoned::now()),
             apps: apps.as_ref().map(apps_facts),
         })
@@ -202,6 +266,49 @@ impl PodcastSettingsForm {
             .map_err(|error| TransferFailure::usage(format!("{error:#}")))
     }
 
+    /// Stores the user's key for Podcast Index, and its secret in a file of its own; without a key both are forgotten. Without a
+    /// secret the one stays that is there.
+    fn save_index_key(&self) -> Result<(), TransferFailure> {
+        let (key, secret) = (self.index_key.trim(), self.index_secret.trim());
+        let failed = |error: &dyn std::fmt::Display| TransferFailure::error(error.to_string());
+        let known = UserSettings::load(None);
+        let known = known.map_err(|error| TransferFailure::usage(error.to_string()))?;
+        let state = state_directory().map_err(|error| failed(&format!("{error:#}")))?;
+        let file = state.join(INDEX_SECRET_FILE);
+        let path = file.to_string_lossy();
+        let changes: Vec<SettingsChange<'_>> = match (key.is_empty(), secret.is_empty()) {
+            (true, _) => {
+                if let Err(error) = std::fs::remove_file(&file)
+                    && error.kind() != std::io::ErrorKind::NotFound
+                {
+                    return Err(failed(&error));
+                }
+                let of_key = known.chosen(KEY_SETTING).map(|_| KEY_SETTING);
+                let of_secret = known.chosen(SECRET_SETTING).map(|_| SECRET_SETTING);
+                let set = of_key.into_iter().chain(of_secret);
+                set.map(SettingsChange::Unset).collect()
+            }
+            (false, false) => {
+                own_file::replace(&file, secret.as_bytes()).map_err(|error| failed(&error))?;
+                vec![
+                    SettingsChange::Set(KEY_SETTING, key),
+                    SettingsChange::Set(SECRET_SETTING, &path),
+                ]
+            }
+            (false, true) if known.chosen(SECRET_SETTING).is_some() => {
+                vec![SettingsChange::Set(KEY_SETTING, key)]
+            }
+            (false, true) => {
+                let text = "Podcast Index gives a secret with each key; enter it, too";
+                return Err(TransferFailure::usage(text));
+            }
+        };
+        let changed = UserSettings::change(&changes);
+        changed
+            .map(drop)
+            .map_err(|error| TransferFailure::usage(format!("{error:#}")))
+    }
+
     /// The address of the server, with user and password.
     fn server(&self) -> Result<Url, TransferFailure> {
         let text = self.server.trim();
@@ -218,7 +325,10 @@ impl PodcastSettingsForm {
 
     fn request(&self) -> Result<Option<PodcastRequest>, TransferFailure> {
         Ok(Some(match self.action {
-            PodcastSettingsAction::Save => return Ok(None),
+            PodcastSettingsAction::Save
+            | PodcastSettingsAction::IndexKey
+            | PodcastSettingsAction::IndexMake
+            | PodcastSettingsAction::IndexRemove => return Ok(None),
             PodcastSettingsAction::SyncSetUp => PodcastRequest::Sync {
                 url: Some(self.server()?),
                 accept_removals: false,
@@ -234,6 +344,24 @@ impl PodcastSettingsForm {
     }
 }
 
+/// Changes what no other program asks the agent to change.
+async fn change_settings(
+    context: &PageContext,
+    form: PodcastSettingsForm,
+) -> Result<(), TransferFailure> {
+    match form.action {
+        PodcastSettingsAction::IndexMake => return context.agent.make_index(&form.index_source),
+        PodcastSettingsAction::IndexRemove => return context.agent.remove_index(),
+        _ => {}
+    }
+    let saved = tokio::task::spawn_blocking(move || match form.action {
+        PodcastSettingsAction::IndexKey => form.save_index_key(),
+        _ => form.save(),
+    });
+    let saved = saved.await;
+    saved.map_err(|error| TransferFailure::error(error.to_string()))?
+}
+
 /// Does what a form of the settings says.
 pub(super) async fn change(
     State(context): State<PageContext>,
@@ -242,10 +370,7 @@ pub(super) async fn change(
     let done = async {
         match form.request()? {
             Some(request) => context.agent.answer_podcasts(request).await.map(drop),
-            None => {
-                let saved = tokio::task::spawn_blocking(move || form.save()).await;
-                saved.map_err(|error| TransferFailure::error(error.to_string()))?
-            }
+            None => change_settings(&context, form).await,
         }
     };
     match done.await {
@@ -353,6 +478,9 @@ mod tests {
             server: " https://sync.example.org ".to_owned(),
             user: "me@home".to_owned(),
             password: "100%41 :/?#ö".to_owned(),
+            index_key: String::new(),
+            index_secret: String::new(),
+            index_source: String::new(),
         };
         let url = form.server().expect("an address");
         let decoded = |text: &str| {
