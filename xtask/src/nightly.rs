@@ -10,6 +10,7 @@
 //! `--whole` adds what takes hours: every test optimised, every feature, packages in a fresh Debian.
 
 mod bounded_command;
+mod bridge_soak;
 mod builds_compared;
 mod c_sanitizers;
 mod hostile_clients;
@@ -38,7 +39,7 @@ pub struct NightlyOptions {
     #[arg(long, default_value_t = 60)]
     minutes: u64,
     /// Run these parts alone (repeatable): seeds, vary, search, kills, hostile, fuzz, miri, mutants, advisories, counts,
-    /// model, msrv, sanitizers, races, threads, reproducible
+    /// model, msrv, sanitizers, races, threads, bridge, reproducible
     #[arg(long, value_name = "PART")]
     only: Vec<String>,
     /// Random scenarios to run at most
@@ -62,7 +63,7 @@ pub struct NightlyOptions {
 type PartRun = fn(&NightContext, Duration) -> Result<NightPart>;
 
 /// All parts, the shorter ones first. The shares are hundredths of the time.
-const PARTS: [(&str, u32, PartRun); 16] = [
+const PARTS: [(&str, u32, PartRun); 17] = [
     ("advisories", 2, tool_parts::advisories),
     ("model", 3, tool_parts::model),
     ("msrv", 2, tool_parts::msrv),
@@ -74,6 +75,7 @@ const PARTS: [(&str, u32, PartRun); 16] = [
     ("hostile", 8, hostile_clients::run),
     ("search", 6, until_budget::search),
     ("vary", 8, until_budget::vary),
+    ("bridge", 4, bridge_soak::run),
     ("fuzz", 20, until_budget::fuzz),
     ("seeds", 20, until_budget::seeds),
     ("kills", 15, until_budget::kills),
