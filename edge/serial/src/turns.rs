@@ -43,7 +43,7 @@ const MISSED_PAUSE: Duration = Duration::from_millis(100); // a guess: noise of 
 /// The slots of an invitation, and how many there are at most after answers collided.
 const SLOTS_FIRST: u8 = 4;
 const SLOTS_MAX: u8 = 16;
-/// Invitations that follow each other at once because nothing but noise answered.
+/// Invitations that follow each other at once because noise was heard: answers that collided.
 const INVITED_AGAIN_MAX: u8 = 2;
 /// What a slot has beside the time of its frame.
 const SLOT_SLACK: Duration = Duration::from_millis(30); // a guess: how much later one host is than another
@@ -252,9 +252,9 @@ enum LeaderState {
     },
     /// That of mobiles that are not polled.
     Invited {
+        began: Instant,
         until: Instant,
         heard_noise: bool,
-        heard_answer: bool,
     },
 }
 
@@ -268,7 +268,7 @@ pub(crate) struct TurnLeader {
     answer: Duration,
     /// The slots of the next invitation.
     slots: u8,
-    /// Invitations that were answered by noise alone, in a row.
+    /// Invitations in a row during which noise was heard.
     invited_again: u8,
     invite_at: Instant,
     /// What is left of the bridge's own turn, in bytes.
@@ -323,10 +323,8 @@ impl TurnLeader {
             }
             LeaderState::Polled { station, .. } => self.on_turn_over(now, station),
             LeaderState::Invited {
-                heard_noise,
-                heard_answer,
-                ..
-            } => self.on_invitation_over(now, heard_noise && !heard_answer),
+                began, heard_noise, ..
+            } => self.on_invitation_over(now, now - began, heard_noise),
         }
         if self.own_left > 0
             && let Some(frame) = self.own_frame(now, queue)
@@ -436,11 +434,10 @@ impl TurnLeader {
             + slot * u32::from(self.slots)
             + self.answer_wait(0);
         self.state = LeaderState::Invited {
+            began: now,
             until: now + takes,
             heard_noise: false,
-            heard_answer: false,
         };
-        self.invite_at = now + INVITE_EVERY.max(takes * INVITE_SHARE);
         self.own_left = turn_bytes(self.line());
         frame
     }
@@ -493,13 +490,7 @@ impl TurnLeader {
     fn on_turn_end(&mut self, now: Instant, address: StationAddress, waiting: u16) {
         // What is left of the slots begins no later than the first answer was heard.
         let rest = self.slot() * u32::from(self.slots.saturating_sub(1)) + ANSWER_SLACK;
-        if let LeaderState::Invited {
-            until,
-            heard_answer,
-            ..
-        } = &mut self.state
-        {
-            *heard_answer = true;
+        if let LeaderState::Invited { until, .. } = &mut self.state {
             *until = (*until).min(now + rest);
         }
         if matches!(self.state, LeaderState::Polled { station, .. } if station == address) {
@@ -548,9 +539,9 @@ impl TurnLeader {
         }
     }
 
-    fn on_invitation_over(&mut self, now: Instant, collided: bool) {
+    fn on_invitation_over(&mut self, now: Instant, took: Duration, heard_noise: bool) {
         self.state = LeaderState::Own;
-        if collided && self.invited_again < INVITED_AGAIN_MAX {
+        if heard_noise && self.invited_again < INVITED_AGAIN_MAX {
             self.invited_again += 1;
             self.slots = (self.slots * 2).min(SLOTS_MAX);
             self.invite_at = now;
@@ -558,9 +549,11 @@ impl TurnLeader {
         }
         self.invited_again = 0;
         self.slots = SLOTS_FIRST;
-        if self.stations.is_empty() {
-            self.invite_at = self.invite_at.min(now + INVITE_IDLE_EVERY);
-        }
+        let every = match self.stations.is_empty() {
+            true => INVITE_IDLE_EVERY,
+            false => INVITE_EVERY.max(took * INVITE_SHARE),
+        };
+        self.invite_at = now + every;
     }
 }
 

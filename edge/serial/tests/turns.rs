@@ -8,7 +8,8 @@ use d2tp_serial::{MobileStation, SerialLine, SerialPort, StationAddress, Station
 
 /// Bytes per second of the air.
 const RATE: u64 = 11_520;
-/// How long mobiles send.
+/// How long mobiles send until all have been invited, and how long they are counted then.
+const BEGINNING: Duration = Duration::from_secs(3);
 const TIME: Duration = Duration::from_secs(8);
 
 fn line(end: &PseudoTerminal, options: &str) -> SerialLine {
@@ -18,13 +19,13 @@ fn line(end: &PseudoTerminal, options: &str) -> SerialLine {
 
 /// Has three mobiles, which hear the bridge alone, send as much as they can. Returns the bytes of packets that arrived from
 /// each, and the bridge's counters in words.
-async fn sent_at_once(of_bridge: &str) -> (Vec<usize>, String) {
+async fn sent_at_once(options: &str) -> (Vec<usize>, String) {
     let air = shared_air(4, RATE, false);
     let (bridge, mut packets) =
-        SerialPort::open(&line(&air[0], of_bridge), StationRole::Bridge).unwrap();
+        SerialPort::open(&line(&air[0], options), StationRole::Bridge).unwrap();
     let mobiles: Vec<MobileStation> = air[1..]
         .iter()
-        .map(|end| MobileStation::attach(&line(end, ",half-duplex")).unwrap())
+        .map(|end| MobileStation::attach(&line(end, options)).unwrap())
         .collect();
     let senders = mobiles.iter().zip([1_200, 600, 200]).map(|(mobile, size)| {
         let sender = mobile.sender();
@@ -38,10 +39,13 @@ async fn sent_at_once(of_bridge: &str) -> (Vec<usize>, String) {
     });
     let senders: Vec<_> = senders.collect();
     let mut bytes: BTreeMap<StationAddress, usize> = BTreeMap::new();
-    let until = Instant::now() + TIME;
+    let counted_from = Instant::now() + BEGINNING;
+    let until = counted_from + TIME;
     while let Ok(Some(packet)) = tokio::time::timeout_at(until.into(), packets.recv()).await {
         assert!(packet.bytes.iter().all(|byte| *byte == 7));
-        *bytes.entry(packet.address).or_default() += packet.bytes.len();
+        if Instant::now() >= counted_from {
+            *bytes.entry(packet.address).or_default() += packet.bytes.len();
+        }
     }
     senders.iter().for_each(|sender| sender.abort());
     let of = |mobile: &MobileStation| bytes.get(&mobile.address()).copied().unwrap_or(0);
