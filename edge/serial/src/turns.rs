@@ -54,8 +54,9 @@ const INVITE_SHARE: u32 = 10;
 const INVITE_IDLE_EVERY: Duration = Duration::from_millis(500); // a guess: how long a mobile waits that begins to send
 /// How long a mobile sends nothing without a turn since it last heard that the bridge polls.
 const LED_TIME: Duration = Duration::from_secs(30); // a guess: a bridge that starts again is back by then
-/// How long a mobile that said that bytes wait relies on being polled, in turns.
-const EXPECTED_TURNS: u32 = 30; // a guess: others have theirs
+/// How long a mobile that said that bytes wait relies on being polled: this many turns, and so many times what it waited last.
+const EXPECTED_TURNS: u32 = 4; // a guess: two seconds, or what a bridge needs that began anew
+const EXPECTED_WAITS: u32 = 2; // a guess: others have come meanwhile
 /// Stations of this host, and mobiles whose packets are numbered.
 const OWN_MAX: usize = 256;
 /// The largest frame of turns.
@@ -564,6 +565,8 @@ struct OwnStation {
     polled_at: Option<Instant>,
     /// Whether the bridge was told that bytes wait, so that it will poll.
     has_told: bool,
+    /// How long it waited for its last poll after that.
+    waited: Duration,
 }
 
 /// The turn of a station.
@@ -702,6 +705,7 @@ impl StationTurns {
         let turn = self.framer.line.time_of(turn_bytes(&self.framer.line));
         let expected = (turn + ANSWER_FIRST) * EXPECTED_TURNS;
         let expects = |own: &OwnStation| {
+            let expected = expected.max(own.waited * EXPECTED_WAITS);
             let polled = own.polled_at.is_some_and(|at| now < at + expected);
             own.has_told && polled
         };
@@ -720,7 +724,8 @@ impl StationTurns {
             FrameBody::Poll { bytes } => {
                 self.led_at = Some(now);
                 if let Some(own) = self.own.get_mut(&frame.address) {
-                    own.polled_at = Some(now);
+                    let before = own.polled_at.replace(now).filter(|_| own.has_told);
+                    own.waited = before.map_or(Duration::ZERO, |before| now - before);
                     self.turn = Some(OwnTurn {
                         address: frame.address,
                         left: bytes.into(),
