@@ -10,6 +10,7 @@
 //! `--whole` adds what takes hours: every test optimised, every feature, packages in a fresh Debian.
 
 mod bounded_command;
+mod bridge_soak;
 mod builds_compared;
 mod c_sanitizers;
 mod cache_suite;
@@ -40,7 +41,7 @@ pub struct NightlyOptions {
     #[arg(long, default_value_t = 60)]
     minutes: u64,
     /// Run these parts alone (repeatable): seeds, vary, search, kills, hostile, many, cache-tests, fuzz, miri, mutants,
-    /// advisories, counts, model, msrv, sanitizers, races, threads, browsers, reproducible
+    /// advisories, counts, model, msrv, sanitizers, races, threads, browsers, bridge, reproducible
     #[arg(long, value_name = "PART")]
     only: Vec<String>,
     /// Random scenarios to run at most
@@ -64,7 +65,7 @@ pub struct NightlyOptions {
 type PartRun = fn(&NightContext, Duration) -> Result<NightPart>;
 
 /// All parts, the shorter ones first. The shares are hundredths of the time.
-const PARTS: [(&str, u32, PartRun); 19] = [
+const PARTS: [(&str, u32, PartRun); 20] = [
     ("advisories", 2, tool_parts::advisories),
     ("model", 3, tool_parts::model),
     ("msrv", 2, tool_parts::msrv),
@@ -79,6 +80,7 @@ const PARTS: [(&str, u32, PartRun); 19] = [
     ("many", 6, many_clients::run),
     ("search", 6, until_budget::search),
     ("vary", 8, until_budget::vary),
+    ("bridge", 4, bridge_soak::run),
     ("fuzz", 20, until_budget::fuzz),
     ("seeds", 20, until_budget::seeds),
     ("kills", 15, until_budget::kills),

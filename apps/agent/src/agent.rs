@@ -19,10 +19,13 @@ mod allowance;
 pub mod api;
 mod api_lines;
 mod api_server;
+mod bridge_watch;
 mod budget_ledger;
 pub mod client;
+pub mod contact_log;
 mod counters;
 mod desktop_notifier;
+mod gpsd;
 mod hooks;
 mod idle;
 mod json_views;
@@ -247,17 +250,22 @@ pub async fn run(
     }
     agent.update_allowance();
     agent.look();
+    let mut gpsd = None;
     match UserSettings::load(None) {
-        Ok(settings) => match EnergySettings::load(&settings) {
-            Ok(energy) => watch_energy(&agent.scheduler, agent.link_view.links(), energy),
-            Err(error) => print_stderr(&format!("note: no energy is saved: {error}")),
-        },
+        Ok(settings) => {
+            gpsd = settings.parsed("agent.gpsd", str::parse);
+            match EnergySettings::load(&settings) {
+                Ok(energy) => watch_energy(&agent.scheduler, agent.link_view.links(), energy),
+                Err(error) => print_stderr(&format!("note: no energy is saved: {error}")),
+            }
+        }
         Err(error) => print_stderr(&format!("note: no energy is saved: {error}")),
     }
     let local = tokio::task::LocalSet::new();
     local
         .run_until(async {
             tokio::task::spawn_local(agent.clone().watch_links());
+            tokio::task::spawn_local(agent.clone().watch_sleeping_radios(gpsd));
             match LinuxMachine::open().await {
                 Ok(machine) => {
                     let periods = wake_control::scan_periods(options.scan_interval);

@@ -255,6 +255,10 @@ pub const EXAMPLES: &[(&str, [&str; 2])] = &[
     ("net ls", ["cedos net ls", "cedos net ls --json"]),
     ("net watch", ["cedos net watch", "cedos net watch --json"]),
     (
+        "net contacts",
+        ["cedos net contacts", "cedos net contacts --json"],
+    ),
+    (
         "net set",
         ["cedos net set wlan0 metered", "cedos net set Train auto"],
     ),
@@ -289,6 +293,7 @@ pub const EXAMPLES: &[(&str, [&str; 2])] = &[
         [
             "cedos bridge --serial /dev/ttyUSB0 --prox proxy.example.org",
             "cedos bridge --serial /dev/ttyACM0 --baud 9600 --kiss N0CALL-1 --half-duplex --prox 192.0.2.1:4433",
+            "cedos bridge --serial /dev/ttyUSB0 --baud 57600 --poll --prox proxy.example.org",
         ],
     ),
     (

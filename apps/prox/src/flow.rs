@@ -252,9 +252,12 @@ async fn prepare<F: FlowIo>(
             record.traffic.set_kind(TrafficKind::Mailbox);
             mailbox::serve(flow, prox, watch, record, number).await
         }
-        Ok(ProxRequest::PacketTunnel { answers_only }) => {
+        Ok(ProxRequest::PacketTunnel {
+            answers_only,
+            compresses,
+        }) => {
             record.traffic.set_kind(TrafficKind::Packets);
-            packet_tunnel::serve(flow, prox, watch, record, answers_only).await
+            packet_tunnel::serve(flow, prox, watch, record, answers_only, compresses).await
         }
         // A client without D2TP has no key, and would show the secret to its network.
         Ok(ProxRequest::Enrol(_)) if address_of(&flow.peer()).is_some() => {

@@ -19,7 +19,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use d2tp_driver::{ContextInbox, FlowIo, ResetCause};
 use d2tp_tunnel::{
-    CapsuleReader, INNER_MTU_MAX, PACKET_CONTEXT, PACKETS_UNREAD_MAX, PieceJoiner, TunWriter,
+    CapsuleReader, HEADERS_BY_RULES, HEADERS_FIELD, HeaderContext, INNER_MTU_MAX, PACKET_CONTEXT,
+    PACKETS_UNREAD_MAX, PieceJoiner, TunWriter,
 };
 use tokio::io::AsyncWriteExt;
 use tokio::time::{Instant, sleep};
@@ -79,6 +80,7 @@ pub(crate) async fn serve<F: FlowIo>(
     watch: &mut FlowWatch,
     record: &mut FlowLogRecord,
     answers_only: bool,
+    compresses: bool,
 ) -> ProxFlowOutcome {
     record.asked = "CONNECT-IP".to_owned();
     let (network, attachment) = match attach(flow, prox, answers_only) {
@@ -91,7 +93,12 @@ pub(crate) async fn serve<F: FlowIo>(
     };
     record.status = Some(200);
     record.served = ServedFrom::Relay;
-    let head = head(&attachment.addresses, &network.nets());
+    if compresses {
+        let own = &attachment.addresses;
+        let headers = HeaderContext::of_proxy(own.v4, own.v6);
+        attachment.source.set_headers(Some(headers));
+    }
+    let head = head(&attachment.addresses, &network.nets(), compresses);
     let written = flow.write_all(head.as_bytes()).await;
     if let Err(error) = written {
         network.detach(&attachment);
@@ -193,13 +200,17 @@ async fn inbox(attachment: &PacketAttachment) -> Option<ContextInbox> {
     }
 }
 
-fn head(own: &InnerAddressPair, nets: &InnerNets) -> String {
+fn head(own: &InnerAddressPair, nets: &InnerNets, compresses: bool) -> String {
     let list = |pair: &InnerAddressPair| {
         let texts: Vec<String> = pair.all().map(|address| address.to_string()).collect();
         texts.join(", ")
     };
+    let headers = match compresses {
+        true => format!("{HEADERS_FIELD}: {HEADERS_BY_RULES}\r\n"),
+        false => String::new(),
+    };
     format!(
-        "HTTP/1.1 200 OK\r\ntunnel-address: {}\r\ntunnel-gateway: {}\r\n\r\n",
+        "HTTP/1.1 200 OK\r\ntunnel-address: {}\r\ntunnel-gateway: {}\r\n{headers}\r\n",
         list(own),
         list(&nets.gateway()),
     )
@@ -224,7 +235,8 @@ async fn carry<F: FlowIo>(
         while inbox.recv_all(&mut datagrams).await {
             let packets = datagrams
                 .drain(..)
-                .filter_map(|datagram| joiner.join(datagram));
+                .filter_map(|datagram| joiner.join(datagram))
+                .map(|packet| attachment.source.expanded(packet));
             if !accept(packets, &mut writer, prox, network, attachment) {
                 break;
             }

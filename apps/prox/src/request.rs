@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use cedos_http::{SUPPLY_ASKED, SUPPLY_FIELD};
 use d2tp_driver::{HostKey, MemoryCharge};
-use d2tp_tunnel::{METERED_ANSWERS, METERED_FIELD};
+use d2tp_tunnel::{HEADERS_BY_RULES, HEADERS_FIELD, METERED_ANSWERS, METERED_FIELD};
 use http::Method;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use url::Url;
@@ -48,6 +48,8 @@ pub(crate) enum ProxRequest {
     PacketTunnel {
         /// Whether only answers to what came over metered links may leave over them.
         answers_only: bool,
+        /// Whether the client compresses headers of packets, and expands them.
+        compresses: bool,
     },
     /// MAILBOX: the number of the one to join; none: a new one.
     Mailbox(Option<u32>),
@@ -215,6 +217,9 @@ pub(crate) fn parse(head: &ProxRequestHead) -> Result<ProxRequest, ProxRefusal> 
             answers_only: headers
                 .get(METERED_FIELD)
                 .is_some_and(|value| value == METERED_ANSWERS),
+            compresses: headers
+                .get(HEADERS_FIELD)
+                .is_some_and(|value| value == HEADERS_BY_RULES),
         }),
         "CONNECT-IP" => Err(ProxRefusal::BadRequest("CONNECT-IP takes only *")),
         "MAILBOX" => mailbox_number(target).map(ProxRequest::Mailbox),

@@ -7,23 +7,29 @@
 //!  the record of the session expires, or the process ends ─▶ the connection is reset
 //!
 //!  another process takes over ─▶ every tunnel sleeps, with what is under way in it; connections and bytes are passed on
+//!  the process crashes ─▶ a TunnelKeeper, if there is one, has the connections for the next process
 //! ```
 //!
-//! A device that comes back to a process that was given nothing, as after a crash, gets a reset.
+//! A device that comes back to a process that was given nothing gets a reset.
 
 use std::collections::HashMap;
+use std::os::fd::AsFd;
+use std::sync::{Arc, OnceLock};
 
 use d2tp_driver::{FlowRemainder, HostKey, MemoryAccount, MemoryCharge, ResetCause};
 use parking_lot::Mutex;
 use socket2::SockRef;
 
 use crate::charged_tcp::ChargedTcp;
+use crate::tunnel_keeper::{KeptTunnelName, TunnelKeeper};
 use crate::tunnel_pump::TunnelPump;
 
 /// The tunnels that sleep, by the numbers in their memos.
 #[derive(Debug, Default)]
 pub(crate) struct SleepingTunnels {
     tunnels: Mutex<HashMap<u64, SleptTunnel>>,
+    /// Who keeps the connections beside this process.
+    keeper: OnceLock<Arc<dyn TunnelKeeper>>,
 }
 
 /// A tunnel that sleeps.
@@ -68,6 +74,13 @@ pub(crate) struct TunnelRemainder {
     pub(crate) down_from: Option<u64>,
     pub(crate) is_down_ended: bool,
     pub(crate) is_down_shut: bool,
+}
+
+impl SleptTunnel {
+    /// The name under which its connection is kept beside this process; none if something is under way in it.
+    fn kept_name(&self, number: u64) -> Option<String> {
+        KeptTunnelName::of(number, &self.client, &self.remainder)
+    }
 }
 
 impl TunnelRemainder {
@@ -121,11 +134,31 @@ impl TunnelRemainder {
 }
 
 impl SleepingTunnels {
-    /// Keeps the tunnel of a client that sleeps. Its connection is reset if nobody comes for it.
-    pub(crate) fn put(&self, number: u64, slept: SleptTunnel) {
+    /// Has the connections of tunnels kept beside this process from now on.
+    pub(crate) fn keep_with(&self, keeper: Arc<dyn TunnelKeeper>) {
+        let _ = self.keeper.set(keeper);
+    }
+
+    /// Keeps the tunnel of a client that sleeps. Its connection is reset if nobody comes for it. `is_kept`: also beside this
+    /// process, if somebody does that.
+    pub(crate) fn put(&self, number: u64, slept: SleptTunnel, is_kept: bool) {
         // The server must not take what it has for all there was.
         let _ = slept.connection.tcp().set_zero_linger();
+        let keeper = self.keeper.get().filter(|_| is_kept);
+        let copy = || slept.connection.tcp().as_fd().try_clone_to_owned().ok();
+        if let Some((keeper, name)) = keeper.zip(slept.kept_name(number))
+            && let Some(copy) = copy()
+        {
+            keeper.keep(name, copy);
+        }
         self.tunnels.lock().insert(number, slept);
+    }
+
+    /// Has a connection kept no longer that goes on, or is over.
+    fn forget(&self, number: u64, slept: &SleptTunnel) {
+        if let Some((keeper, name)) = self.keeper.get().zip(slept.kept_name(number)) {
+            keeper.forget(name);
+        }
     }
 
     /// Takes the tunnel of a client that woke; none if it is another process's.
@@ -136,6 +169,7 @@ impl SleepingTunnels {
         }
         let slept = tunnels.remove(&number)?;
         drop(tunnels);
+        self.forget(number, &slept);
         let _ = SockRef::from(slept.connection.tcp()).set_linger(None);
         Some(slept)
     }
@@ -148,6 +182,9 @@ impl SleepingTunnels {
     /// Resets the connection of a tunnel that will not wake any more.
     pub(crate) fn remove(&self, number: u64) {
         let removed = self.tunnels.lock().remove(&number);
+        if let Some(slept) = &removed {
+            self.forget(number, slept);
+        }
         drop(removed); // Outside the lock: this closes it.
     }
 }

@@ -195,7 +195,9 @@ async fn carry<F: FlowIo>(
     if let Some(remainder) = remainder {
         let account = prox.memory_account(flow.peer());
         let slept = SleptTunnel::new(flow.peer(), origin.stream, remainder, &account);
-        prox.sleeping_tunnels.put(number, slept);
+        // A process that leaves passes it on itself.
+        let is_kept = !prox.leaving.is_cancelled();
+        prox.sleeping_tunnels.put(number, slept, is_kept);
     } else if copied.is_err() {
         // The origin must not take what it has for all there was.
         let _ = origin.stream.tcp().set_zero_linger();

@@ -26,6 +26,7 @@ use tokio::net::TcpStream;
 use crate::charged_tcp::ChargedTcp;
 use crate::prox::Prox;
 use crate::sleeping_tunnels::{SleptTunnel, TunnelRemainder};
+use crate::tunnel_keeper::{KeptTunnelName, TunnelKeeper};
 
 /// The variable that has the number of the description's descriptor when the process begins anew.
 pub(crate) const TUNNELS_VARIABLE: &str = "CEDOS_PROX_TUNNELS";
@@ -43,8 +44,10 @@ const TABLE_BYTES_MAX: u64 = 64 << 20; // 200 bytes for each of more connections
 #[derive(Debug)]
 pub struct PassedTunnels {
     /// The description: the length of the table in 8 bytes, the table in JSON, and the bytes under way of each tunnel.
-    description: OwnedFd,
+    description: Option<OwnedFd>,
     connections: Vec<OwnedFd>,
+    /// Connections of a process that crashed, with what their names said.
+    kept: Vec<(KeptTunnelName, OwnedFd)>,
 }
 
 /// A tunnel in a description.
@@ -77,6 +80,12 @@ impl Prox {
         }
     }
 
+    /// Has `keeper` keep the connections of tunnels that sleep, so that they outlive a crash of this process. Tunnels of nodes that
+    /// share their sessions do not sleep.
+    pub fn keep_tunnels_with(&self, keeper: Arc<dyn TunnelKeeper>) {
+        self.sleeping_tunnels.keep_with(keeper);
+    }
+
     /// Has the tunnels of an earlier process sleep here. Must be called on a runtime. Returns how many there are.
     ///
     /// # Errors
@@ -91,7 +100,7 @@ impl Prox {
             };
             let account = self.memory_account(client);
             let slept = SleptTunnel::new(client, connection, remainder, &account);
-            self.sleeping_tunnels.put(number, slept);
+            self.sleeping_tunnels.put(number, slept, true);
             adopted += 1;
         }
         Ok(adopted)
@@ -102,36 +111,46 @@ impl PassedTunnels {
     /// Tunnels of these descriptors: the description, and connections in any order.
     pub fn from_descriptors(description: OwnedFd, connections: Vec<OwnedFd>) -> PassedTunnels {
         PassedTunnels {
-            description,
+            description: Some(description),
             connections,
+            kept: Vec::new(),
         }
     }
 
     /// The descriptors, the description first.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let connections = self.connections.iter().map(OwnedFd::as_fd);
-        std::iter::once(self.description.as_fd()).chain(connections)
+        let description = self.description.iter().map(OwnedFd::as_fd);
+        description.chain(connections)
     }
 
-    /// The tunnels that systemd kept while no process served, if there are any. To be called before its other descriptors are
+    /// The tunnels that systemd kept while no process served, after a stop or a crash, if there are any. To be called before its other descriptors are
     /// taken.
     pub fn from_manager() -> Option<PassedTunnels> {
         let own = std::env::var("LISTEN_PID").ok()?.parse() == Ok(std::process::id());
         let names = std::env::var("LISTEN_FDNAMES").ok().filter(|_| own)?;
-        let (mut description, mut connections) = (None, Vec::new());
+        let (mut description, mut connections, mut kept) = (None, Vec::new(), Vec::new());
         for (number, name) in (MANAGER_DESCRIPTORS_FROM..).zip(names.split(':')) {
             match name {
                 DESCRIPTION_NAME => description = inherited(number).or(description),
                 CONNECTION_NAME => connections.extend(inherited(number)),
-                _ => {}
+                _ => {
+                    let said = KeptTunnelName::parse(name);
+                    kept.extend(said.and_then(|said| Some((said, inherited(number)?))));
+                }
             }
         }
-        Some(PassedTunnels::from_descriptors(description?, connections))
+        let has_any = description.is_some() || !kept.is_empty();
+        has_any.then_some(PassedTunnels {
+            description,
+            connections,
+            kept,
+        })
     }
 
     /// Whether [`PassedTunnels::from_manager`] takes a descriptor that systemd passes with this name.
     pub fn is_name_of_one(name: &str) -> bool {
-        matches!(name, DESCRIPTION_NAME | CONNECTION_NAME)
+        matches!(name, DESCRIPTION_NAME | CONNECTION_NAME) || KeptTunnelName::parse(name).is_some()
     }
 
     /// What to send to systemd, beside these descriptors, so that it keeps the tunnels while no process serves (sd_notify(3)).
@@ -139,7 +158,7 @@ impl PassedTunnels {
     /// in it.
     pub fn messages_to_keep(&self) -> Vec<(String, Vec<BorrowedFd<'_>>)> {
         let parts = self.connections.chunks(DESCRIPTORS_AT_ONCE);
-        let description = std::slice::from_ref(&self.description);
+        let description = self.description.as_slice();
         std::iter::once((DESCRIPTION_NAME, description))
             .chain(parts.map(|part| (CONNECTION_NAME, part)))
             .map(|(name, descriptors)| {
@@ -182,15 +201,22 @@ impl PassedTunnels {
         for piece in bytes {
             file.write_all(&piece)?;
         }
-        Ok(PassedTunnels {
-            description: file.into(),
-            connections,
-        })
+        Ok(PassedTunnels::from_descriptors(file.into(), connections))
     }
 
     /// The tunnels whose connections arrived.
     fn open(self) -> io::Result<Vec<(u64, HostKey, StdTcpStream, TunnelRemainder)>> {
-        let file = File::from(self.description);
+        let kept = self.kept.into_iter();
+        let kept = kept.map(|(said, connection)| {
+            let connection = StdTcpStream::from(connection);
+            (said.number, said.client, connection, said.remainder)
+        });
+        // Those of the description come behind, in place of these.
+        let mut tunnels: Vec<_> = kept.collect();
+        let Some(description) = self.description else {
+            return Ok(tunnels);
+        };
+        let file = File::from(description);
         let (table, mut at) = read_table(&file)?;
         let mut by_inode = HashMap::new();
         for connection in self.connections {
@@ -205,7 +231,6 @@ impl PassedTunnels {
             file.read_exact_at(&mut piece, from)?;
             Ok(piece)
         };
-        let mut tunnels = Vec::new();
         for entry in table {
             let (up, down) = (piece(entry.up_bytes)?, piece(entry.down_bytes)?);
             let Some(connection) = by_inode.remove(&entry.inode) else {
@@ -231,7 +256,9 @@ impl PassedTunnels {
         for descriptor in self.descriptors() {
             fcntl_setfd(descriptor, FdFlags::empty())?;
         }
-        Ok((TUNNELS_VARIABLE, self.description.as_raw_fd().to_string()))
+        let description = self.description.as_ref().map(AsRawFd::as_raw_fd);
+        let description = description.ok_or(ErrorKind::InvalidInput)?;
+        Ok((TUNNELS_VARIABLE, description.to_string()))
     }
 
     /// The tunnels of this process before it began anew, if it had any.

@@ -41,6 +41,8 @@ pub struct LinkFacts {
     pub half_duplex: bool,
     /// Bytes that a serial line carries in a second; `None` on other links.
     pub serial_rate: Option<u32>,
+    /// Whether the link is left alone while another one works, so that its radio sleeps.
+    pub sleeps: bool,
 }
 
 impl LinkFacts {
@@ -169,6 +171,7 @@ mod tests {
             routes_v6: false,
             half_duplex: true,
             serial_rate: None,
+            sleeps: false,
         };
         assert!(whole.is_usable());
         let changed = |change: fn(&mut LinkFacts)| {

@@ -276,6 +276,10 @@ impl DeviceLinks {
     /// [`LinkAnswers`] describes.
     pub fn on_path_silent(&mut self, now: Time, session: &dyn SessionPaths) {
         self.observe(now, session);
+        // A radio that sleeps wakes at once: its path takes a round trip to open.
+        if self.apply_rest() {
+            self.update_paths(now);
+        }
     }
 
     /// Handles timers and the current state of the session's paths: renewals, new sockets for links
@@ -448,10 +452,17 @@ impl DeviceLinks {
         self.last_ticket
     }
 
-    /// Lets links rest, or use them again. True if any changed.
+    /// Lets links rest, or use them again: those that are to rest, and those whose radios sleep while another link works. True if
+    /// any changed.
     fn apply_rest(&mut self) -> bool {
         let pays = self.pays();
-        let is_to_rest = |link: &TrackedLink| self.resting.contains(&*link.facts.name);
+        let works = |link: &TrackedLink| {
+            !link.facts.sleeps && link.is_wanted(pays) && link.answers.is_up()
+        };
+        let lets_sleep = self.links.values().any(works);
+        let is_to_rest = |link: &TrackedLink| {
+            self.resting.contains(&*link.facts.name) || (lets_sleep && link.facts.sleeps)
+        };
         let mut others = (self.links.values())
             .filter(|link| !is_to_rest(link) && link.is_wanted(pays))
             .peekable();
@@ -459,7 +470,7 @@ impl DeviceLinks {
         let mut changed = false;
         for link in self.links.values_mut() {
             let is_used = !link.sockets.is_empty() || link.attaching.is_some();
-            let rests = self.resting.contains(&*link.facts.name) && (!is_used || may_leave);
+            let rests = is_to_rest(link) && (!is_used || may_leave);
             changed |= std::mem::replace(&mut link.rests, rests) != rests;
         }
         changed

@@ -126,6 +126,7 @@ fn facts(name: &str) -> LinkFacts {
         routes_v6: false,
         half_duplex: name == "wlan0",
         serial_rate: (name == "serial:/dev/ttyS0").then_some(30),
+        sleeps: false,
     }
 }
 
@@ -1592,4 +1593,40 @@ fn a_link_that_is_to_rest_is_left_once_another_answers_and_used_again_afterwards
         bench.sockets("wlan0").len() + bench.sockets("wwan0").len(),
         2
     );
+}
+
+#[test]
+fn a_radio_that_sleeps_is_used_as_long_as_no_other_link_works() {
+    const RADIO: &str = "serial:/dev/ttyS0";
+    let mut bench = Bench::with(DeviceLinkSettings::default());
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    bench.set(RADIO, LinkUse::Free, |facts| {
+        (facts.serial_rate, facts.sleeps) = (Some(5_000), true);
+    });
+    let radio = bench.sockets(RADIO)[0];
+    bench.answer(radio);
+    bench.pass(ms(100));
+    assert_eq!(bench.sockets(RADIO), [radio], "Wi-Fi has not answered yet");
+    let wifi = bench.sockets("wlan0")[0];
+    bench.answer(wifi);
+    bench.pass(ms(100));
+    assert_eq!(bench.sockets(RADIO), []);
+    bench.pass(Span::from_secs(60));
+    assert_eq!(bench.sockets(RADIO), []);
+    // It wakes as soon as Wi-Fi is not heard, before Wi-Fi counts as silent.
+    bench.fall_silent(wifi, ms(200));
+    assert!(!bench.answers("wlan0").is_silent());
+    let [radio] = bench.sockets(RADIO)[..] else {
+        panic!("the radio sleeps on");
+    };
+    bench.answer(radio);
+    bench.pass(Span::from_secs(30));
+    assert_eq!(bench.sockets(RADIO), [radio]);
+    let wifi = bench.sockets("wlan0")[0];
+    bench.answer(wifi);
+    bench.pass(ms(100));
+    assert_eq!(bench.sockets(RADIO), []);
+    // And when Wi-Fi is gone.
+    bench.take_away("wlan0");
+    assert_eq!(bench.sockets(RADIO).len(), 1);
 }

@@ -28,7 +28,7 @@ mod flow_spending;
 mod link_surroundings;
 mod rate_measurement;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -38,7 +38,8 @@ use d2tp_time::{Span, Time};
 use crate::energy_policy::RadioPowerModel;
 use crate::energy_saving::{EnergySaving, PowerSource};
 use crate::{
-    CompletionEstimate, ForecastHint, LinkClass, NetworkRates, SavedHistory, SchedulerMode,
+    CompletionEstimate, ForecastHint, LinkCandidate, LinkChoice, LinkClass, LinkWaitReason,
+    NetworkRates, SavedHistory, SchedulerMode,
 };
 use budget_shares::BudgetShares;
 pub use carried_by_link::{CarriedByLink, CarryingLink};
@@ -101,6 +102,9 @@ impl FromStr for SchedulerKind {
 /// moves.
 pub const REPORT_EVERY: Span = Span::from_secs(1);
 
+/// How soon the decision for a client is made again that waits while a radio sleeps.
+const LOOK_AGAIN: Duration = Duration::from_secs(1); // a guess: as often as an outage is judged
+
 /// The saved history of the links in one direction: histories by link key, and rates by network.
 pub type SavedLinkHistory = (
     BTreeMap<String, SavedHistory>,
@@ -119,6 +123,8 @@ pub struct DeviceScheduler {
     round_trips: BTreeMap<String, Duration>,
     /// Links on which sessions found an obstacle for UDP.
     udp_obstacles: BTreeMap<String, UdpObstacle>,
+    /// Links whose radios are not worth waking.
+    sleeping: BTreeSet<String>,
 }
 
 /// What keeps packets from travelling over UDP on a link.
@@ -153,6 +159,7 @@ impl DeviceScheduler {
             energy: EnergySaver::new(),
             round_trips: BTreeMap::new(),
             udp_obstacles: BTreeMap::new(),
+            sleeping: BTreeSet::new(),
         }
     }
 
@@ -187,6 +194,7 @@ impl DeviceScheduler {
         let begins_in = (self.energy).apply(now, client, report, &mut decision, &self.directions);
         self.of(client)
             .set_energy_wait(now, client.number, begins_in);
+        self.let_sleep(report, &mut decision);
         decision.limit = limit;
         decision.grant = match decision.grant {
             _ if report.always_pays => Grant::Spend { up_to: limit },
@@ -208,6 +216,46 @@ impl DeviceScheduler {
             None => self.shares.stop_paying(client),
         }
         decision
+    }
+
+    /// Sets the links whose radios sleep although no other link may work, by the names of their devices: the others are back before
+    /// one of these could answer.
+    pub fn set_sleeping(&mut self, names: BTreeSet<String>) {
+        self.sleeping = names;
+    }
+
+    /// Takes links from a decision whose radios sleep.
+    fn let_sleep(&self, report: &ClientReport, decision: &mut ClientDecision) {
+        let sleeps = |link: &LinkCandidate| self.sleeping.contains(&link.name);
+        let names = report.candidates.iter().filter(|link| sleeps(link));
+        decision
+            .resting
+            .extend(names.map(|link| link.name.clone()));
+        let LinkChoice::Use { index, .. } = &decision.choice else {
+            return;
+        };
+        let chosen = &report.candidates[*index];
+        if !sleeps(chosen) {
+            return;
+        }
+        let mut others = report.candidates.iter();
+        let is_other = |link: &LinkCandidate| {
+            !sleeps(link) && !link.stalled && link.class == LinkClass::Free
+        };
+        let why = format!(
+            "{} sleeps: another network is expected before it could answer",
+            chosen.name
+        );
+        decision.choice = match others.position(is_other) {
+            Some(index) => LinkChoice::Use { index, why },
+            None => LinkChoice::Wait {
+                reason: LinkWaitReason::SavesEnergy,
+                why,
+                unblocks: "a network that works | a longer outage".to_owned(),
+            },
+        };
+        let again = decision.recheck_after.unwrap_or(LOOK_AGAIN);
+        decision.recheck_after = Some(again.min(LOOK_AGAIN));
     }
 
     /// Handles the links and networks around the device, so that links have a history even without

@@ -246,6 +246,12 @@ impl LinkForecast {
         self.carries = carries;
     }
 
+    /// The outages that are remembered: where each began, its seconds, and the metres that it spanned, if they are known.
+    pub fn outages(&self) -> impl Iterator<Item = (LocationCell, f32, Option<f32>)> + '_ {
+        let cells = self.cells.iter();
+        cells.flat_map(|(cell, known)| known.holes.iter().map(|o| (*cell, o.seconds, o.metres)))
+    }
+
     /// The rates of the link by the hour.
     pub fn daily_rates(&mut self) -> &mut DailyRates {
         &mut self.diary
@@ -271,6 +277,24 @@ impl LinkForecast {
             let age = (self.open).map_or(0.0, |open| now.since(open.since).as_secs_f64());
             hole.longer_than(age + round_trip_s) >= 0.5
         })
+    }
+
+    /// Whether to switch to a link with this round trip because of the current outage, or, while the link carries, of one that would
+    /// begin here.
+    pub fn is_worth_bridging_here(
+        &self,
+        now: Time,
+        here: &DeviceLocation,
+        round_trip: Span,
+    ) -> bool {
+        if self.open.is_some() {
+            return self.is_worth_bridging(now, round_trip);
+        }
+        let weighed = self.lengths_here(here, self.speed());
+        let weight: f64 = weighed.iter().map(|(_, weight)| weight).sum();
+        let is_long =
+            || DurationDistribution::of(weighed).longer_than(round_trip.as_secs_f64()) >= 0.5;
+        weight < WEIGHT_MIN || is_long()
     }
 
     /// The hint for a [`LinkHistory`](crate::LinkHistory), for this day and second of the day.
@@ -431,6 +455,26 @@ mod tests {
         let (_, fast) = walk(&mut forecast, now, 4.0, &HOLES);
         // Half of the way from a minute to half of it.
         assert!((fast[1] - 45.0).abs() < 2.0, "{fast:?}");
+    }
+
+    #[test]
+    fn before_a_hole_begins_it_is_known_whether_it_will_be_worth_bridging() {
+        let mut forecast = LinkForecast::new();
+        let (now, _) = walk(&mut forecast, Time::ZERO, 2.0, &HOLES);
+        // 15 s at 150 m, 60 s at 300 m, 30 s at 700 m; none at 500 m.
+        for (metres, [after_20, after_40]) in [
+            (150.0, [false, false]),
+            (300.0, [true, true]),
+            (700.0, [true, false]),
+            (500.0, [true, true]),
+        ] {
+            let here = DeviceLocation::at(metres - 1.0, 50.0);
+            let worth = |seconds| {
+                let round_trip = Span::from_secs(seconds);
+                forecast.is_worth_bridging_here(now, &here, round_trip)
+            };
+            assert_eq!([worth(20), worth(40)], [after_20, after_40], "{metres}");
+        }
     }
 
     #[test]

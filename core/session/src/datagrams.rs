@@ -161,13 +161,19 @@ impl Session {
         self.paths.iter().any(|p| p.takes_payload() && !p.gated)
     }
 
+    /// Whether paths could take datagrams now, and all of them are slow.
+    pub fn carries_datagrams_by_slow_paths(&self) -> bool {
+        let mut carriers = self.paths.iter().filter(|p| p.takes_payload() && !p.gated);
+        self.carries_datagrams() && carriers.all(SessionPath::is_slow)
+    }
+
     /// Whether all paths that could take datagrams now are slow, and one that fell silent is far faster than each of them. If it
     /// `was` so, all being slow is enough: the silent one may have been closed.
     pub fn carries_datagrams_slowly(&self, was: bool) -> bool {
-        let carriers = || self.paths.iter().filter(|p| p.takes_payload() && !p.gated);
-        if !self.carries_datagrams() || !carriers().all(SessionPath::is_slow) {
+        if !self.carries_datagrams_by_slow_paths() {
             return false;
         }
+        let carriers = || self.paths.iter().filter(|p| p.takes_payload() && !p.gated);
         let is_silent = |p: &&SessionPath| match p.status {
             PathStatus::Available => p.state == PathState::Silent,
             status => status == PathStatus::Frozen,

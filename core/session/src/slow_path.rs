@@ -67,6 +67,10 @@ impl SessionPath {
     /// Whether the path is known to carry little.
     pub(crate) fn is_slow(&self) -> bool {
         let rtt = &self.recovery.rtt;
+        if let Some(line) = self.serial() {
+            // Its window is a second of the line, however short its round trip is.
+            return rtt.is_measured() && u64::from(line.bytes_per_second) < SLOW_RATE;
+        }
         let carries = self
             .recovery
             .controller

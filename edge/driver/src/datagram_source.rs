@@ -61,6 +61,10 @@ pub trait DatagramSource: Send + Sync + 'static {
     /// as `take` is, before it.
     fn on_slow(&self, _is_slow: bool) {}
 
+    /// All paths that carry datagrams are slow, so that few bytes matter more than computing, or no longer so. It is called as `take`
+    /// is, before it.
+    fn on_narrow(&self, _is_narrow: bool) {}
+
     /// Whether the source, without datagrams now, has to learn of an outage, or is asked for datagrams again without
     /// [`crate::Connection::datagrams_ready`]. It is called as `take` is.
     fn is_waiting(&self) -> bool {
@@ -77,17 +81,22 @@ pub(crate) struct DatagramFeed {
     pub(crate) had_more: bool,
     /// What the source was told last by [`DatagramSource::on_slow`].
     is_slow: bool,
+    /// What the source was told last by [`DatagramSource::on_narrow`].
+    is_narrow: bool,
     /// Room for what is taken at once.
     taken: Vec<SourcedDatagram>,
 }
 
 impl DatagramFeed {
     pub(crate) fn new(source: Arc<dyn DatagramSource>) -> DatagramFeed {
+        // What an earlier session told it.
+        source.on_narrow(false);
         DatagramFeed {
             source,
             waiting_max: WAITING_MIN,
             had_more: false,
             is_slow: false,
+            is_narrow: false,
             taken: Vec::new(),
         }
     }
@@ -101,6 +110,11 @@ impl DatagramFeed {
             // A turn follows when a path does.
             self.had_more = false;
             return true;
+        }
+        let is_narrow = session.carries_datagrams_by_slow_paths();
+        if is_narrow != self.is_narrow {
+            self.is_narrow = is_narrow;
+            self.source.on_narrow(is_narrow);
         }
         let is_slow = session.carries_datagrams_slowly(self.is_slow);
         if is_slow != self.is_slow {

@@ -868,6 +868,7 @@ fn facts_of(link: &Link) -> LinkFacts {
         routes_v6: routes(true),
         half_duplex: link.kind == LinkKind::Wifi,
         serial_rate: serial_line_of(link).map(|line| line.packet_bytes_per_second()),
+        sleeps: serial_line_of(link).is_some_and(|line| line.sleeps),
     }
 }
 

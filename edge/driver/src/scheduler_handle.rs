@@ -5,7 +5,7 @@
 //!                                  ◀── ClientDecision ──       (d2tp-sched, no clock)
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -121,6 +121,11 @@ impl SchedulerHandle {
     /// Sets the forecast of a link; see [`DeviceScheduler::set_hint`].
     pub fn set_hint(&self, slot: &str, hint: &ForecastHint) {
         self.scheduler.lock().set_hint(slot, hint);
+    }
+
+    /// Sets the links whose radios sleep; see [`DeviceScheduler::set_sleeping`].
+    pub fn set_sleeping(&self, names: BTreeSet<String>) {
+        self.scheduler.lock().set_sleeping(names);
     }
 
     /// The probability that a free link comes back within a span; see

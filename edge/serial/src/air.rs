@@ -52,7 +52,7 @@ impl SharedAir {
         if !self.half_duplex {
             return;
         }
-        let quiet = self.gap + self.slot * u32::from(draw_slot());
+        let quiet = self.gap + self.slot * u32::from(draw_byte() % SLOTS);
         loop {
             let now = Instant::now();
             let free_at = self.heard.lock().map_or(now, |heard| heard + quiet);
@@ -64,9 +64,10 @@ impl SharedAir {
     }
 }
 
-fn draw_slot() -> u8 {
+/// A random number by which stations choose slots.
+pub(crate) fn draw_byte() -> u8 {
     let mut byte = [0];
     // Without randomness the first slot is as good as any.
     let _ = getrandom::fill(&mut byte);
-    byte[0] % SLOTS
+    byte[0]
 }

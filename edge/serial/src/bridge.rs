@@ -346,5 +346,8 @@ fn sum(a: LinkCounts, b: LinkCounts) -> LinkCounts {
         too_large: a.too_large + b.too_large,
         queue_full: a.queue_full + b.queue_full,
         not_taken: a.not_taken + b.not_taken,
+        out_of_turn: a.out_of_turn + b.out_of_turn,
+        turns: a.turns + b.turns,
+        unanswered_turns: a.unanswered_turns + b.unanswered_turns,
     }
 }

@@ -31,6 +31,12 @@ pub struct LinkCounts {
     pub queue_full: u64,
     /// Received packets that nobody took in time.
     pub not_taken: u64,
+    /// Frames of mobiles that sent more than they were polled for.
+    pub out_of_turn: u64,
+    /// Turns that the bridge gave to mobiles.
+    pub turns: u64,
+    /// Turns in which the mobile was not heard.
+    pub unanswered_turns: u64,
 }
 
 impl LinkCounts {
@@ -46,6 +52,7 @@ impl LinkCounts {
             ("packets too large", self.too_large),
             ("packets beyond a full queue", self.queue_full),
             ("packets not taken", self.not_taken),
+            ("frames out of turn", self.out_of_turn),
         ];
         all.into_iter().filter(|(_, n)| *n > 0).collect()
     }
@@ -58,6 +65,10 @@ impl fmt::Display for LinkCounts {
             "{} packets ({} bytes) in, {} packets ({} bytes) out",
             self.packets_in, self.bytes_in, self.packets_out, self.bytes_out
         )?;
+        if self.turns > 0 {
+            write!(f, ", {} turns", self.turns)?;
+            write!(f, " ({} without an answer)", self.unanswered_turns)?;
+        }
         for (reason, n) in self.dropped() {
             write!(f, ", {n} {reason}")?;
         }

@@ -92,9 +92,26 @@ impl FairQueue {
         }
     }
 
+    /// The next packet of a station, whose turn it is by other rules than this queue's.
+    pub fn pop_of(&mut self, address: StationAddress) -> Option<Vec<u8>> {
+        let station = self.stations.get_mut(&address)?;
+        let packet = station.packets.pop_front()?;
+        station.bytes -= packet.len();
+        if station.packets.is_empty() {
+            self.turns.retain(|other| *other != address);
+            self.stations.remove(&address);
+        }
+        Some(packet)
+    }
+
     /// Bytes that wait.
     pub fn bytes(&self) -> usize {
         self.stations.values().map(|station| station.bytes).sum()
+    }
+
+    /// Bytes of a station that wait.
+    pub fn bytes_of(&self, address: StationAddress) -> usize {
+        self.stations.get(&address).map_or(0, |station| station.bytes)
     }
 }
 
@@ -130,6 +147,22 @@ mod tests {
             assert_eq!(queue.pop().unwrap().1[0], n);
         }
         assert_eq!(queue.pop(), None);
+        assert!(queue.stations.is_empty() && queue.turns.is_empty());
+    }
+
+    #[test]
+    fn packets_of_one_station_are_taken_out_of_turn_and_the_others_keep_theirs() {
+        let mut queue = FairQueue::new(10_000);
+        for address in [1, 2, 1] {
+            queue.push(StationAddress(address), vec![7; 100]).unwrap();
+        }
+        assert_eq!(queue.bytes_of(StationAddress(1)), 200);
+        for _ in 0..2 {
+            assert_eq!(queue.pop_of(StationAddress(1)), Some(vec![7; 100]));
+        }
+        assert_eq!(queue.pop_of(StationAddress(1)), None);
+        assert_eq!((queue.bytes_of(StationAddress(1)), queue.bytes()), (0, 100));
+        assert_eq!(queue.pop().map(|(address, _)| address), Some(StationAddress(2)));
         assert!(queue.stations.is_empty() && queue.turns.is_empty());
     }
 

@@ -180,7 +180,7 @@ mod tests {
         let frame = LinkFrame::decode(frame).unwrap();
         match frame.body {
             FrameBody::Fragment(fragment) => (frame.address, fragment),
-            FrameBody::Whole(_) => panic!("a whole packet"),
+            other => panic!("{other:?}"),
         }
     }
 

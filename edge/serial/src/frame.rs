@@ -3,8 +3,11 @@
 //! ```text
 //!  whole packet   kind ‖ address (2) ‖ packet ‖ CRC-32 (4)
 //!  fragment       kind ‖ address (2) ‖ packet number ‖ last, index ‖ bytes ‖ CRC-32 (4)
+//!  poll           kind ‖ address (2) ‖ bytes (2) ‖ CRC-32 (4)               this mobile may send so many bytes
+//!  invitation     kind ‖ 0000 ‖ slots ‖ milliseconds (2) ‖ CRC-32 (4)       mobiles that are not polled may answer
+//!  end of turn    kind ‖ address (2) ‖ bytes that wait (2) ‖ CRC-32 (4)     from the mobile
 //!
-//!  kind: 0x10 whole, 0x11 fragment; | 0x80 from the bridge
+//!  kind: 0x10 whole, 0x11 fragment, 0x12 poll, 0x13 invitation, 0x14 end of turn; | 0x80 from the bridge
 //! ```
 //!
 //! The address is the mobile's in both directions. An unfragmented packet costs nine bytes with its byte
@@ -32,6 +35,9 @@ const CRC_BYTES: usize = 4;
 const FROM_BRIDGE: u8 = 0x80;
 const KIND_WHOLE: u8 = 0x10;
 const KIND_FRAGMENT: u8 = 0x11;
+const KIND_POLL: u8 = 0x12;
+const KIND_INVITATION: u8 = 0x13;
+const KIND_TURN_END: u8 = 0x14;
 const LAST: u8 = 0x80;
 
 /// A mobile's address on a line. Each session of a mobile draws one; two that draw the same share their
@@ -63,6 +69,24 @@ pub enum FrameBody<'a> {
     Whole(&'a [u8]),
     /// A part of a packet that is larger than a frame.
     Fragment(LinkFragment<'a>),
+    /// From the bridge: the mobile may send now.
+    Poll {
+        /// How many bytes it may send, delimiters included.
+        bytes: u16,
+    },
+    /// From the bridge: mobiles that have something to send and are not polled may answer by [`FrameBody::TurnEnd`], each in
+    /// a slot that it draws.
+    Invitation {
+        /// The number of slots.
+        slots: u8,
+        /// The length of a slot in milliseconds.
+        slot_ms: u16,
+    },
+    /// From a mobile: its turn is over, or it asks to be polled.
+    TurnEnd {
+        /// Bytes that still wait there; the largest number stands for more.
+        waiting: u16,
+    },
 }
 
 /// A part of a packet.
@@ -104,6 +128,18 @@ impl<'a> LinkFrame<'a> {
                 out.extend([direction | KIND_FRAGMENT, high, low, fragment.number, place]);
                 out.extend(fragment.bytes);
             }
+            FrameBody::Poll { bytes } => {
+                out.extend([direction | KIND_POLL, high, low]);
+                out.extend(bytes.to_be_bytes());
+            }
+            FrameBody::Invitation { slots, slot_ms } => {
+                out.extend([direction | KIND_INVITATION, high, low, slots]);
+                out.extend(slot_ms.to_be_bytes());
+            }
+            FrameBody::TurnEnd { waiting } => {
+                out.extend([direction | KIND_TURN_END, high, low]);
+                out.extend(waiting.to_be_bytes());
+            }
         }
         let check = crc32fast::hash(&out[start..]);
         out.extend(check.to_be_bytes());
@@ -136,6 +172,19 @@ impl<'a> LinkFrame<'a> {
                 }
                 _ => return Err(FrameFault::Unknown),
             },
+            KIND_POLL => FrameBody::Poll {
+                bytes: two_bytes(rest)?,
+            },
+            KIND_INVITATION => match rest {
+                [slots, time @ ..] => FrameBody::Invitation {
+                    slots: *slots,
+                    slot_ms: two_bytes(time)?,
+                },
+                [] => return Err(FrameFault::Unknown),
+            },
+            KIND_TURN_END => FrameBody::TurnEnd {
+                waiting: two_bytes(rest)?,
+            },
             _ => return Err(FrameFault::Unknown),
         };
         Ok(LinkFrame {
@@ -144,6 +193,12 @@ impl<'a> LinkFrame<'a> {
             body,
         })
     }
+}
+
+/// The number that two bytes are.
+fn two_bytes(bytes: &[u8]) -> Result<u16, FrameFault> {
+    let bytes = bytes.try_into().map_err(|_| FrameFault::Unknown)?;
+    Ok(u16::from_be_bytes(bytes))
 }
 
 #[cfg(test)]
@@ -174,6 +229,35 @@ mod tests {
         #[test]
         fn arbitrary_bytes_are_refused_or_read(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
             let _ = LinkFrame::decode(&bytes);
+        }
+
+        #[test]
+        fn frames_of_turns_come_back(from_bridge: bool, address: u16, slots: u8, number: u16) {
+            for body in [
+                FrameBody::Poll { bytes: number },
+                FrameBody::Invitation { slots, slot_ms: number },
+                FrameBody::TurnEnd { waiting: number },
+            ] {
+                let frame = LinkFrame { from_bridge, address: StationAddress(address), body };
+                let mut bytes = Vec::new();
+                frame.encode(&mut bytes);
+                prop_assert_eq!(LinkFrame::decode(&bytes), Ok(frame));
+            }
+        }
+    }
+
+    #[test]
+    fn a_frame_of_turns_of_another_length_is_unknown() {
+        for content in [
+            &[KIND_POLL, 0, 1, 5][..],
+            &[KIND_POLL, 0, 1, 5, 6, 7],
+            &[KIND_INVITATION, 0, 0],
+            &[KIND_INVITATION, 0, 0, 4, 1],
+            &[KIND_TURN_END, 0, 1],
+        ] {
+            let mut bytes = content.to_vec();
+            bytes.extend(crc32fast::hash(content).to_be_bytes());
+            assert_eq!(LinkFrame::decode(&bytes), Err(FrameFault::Unknown), "{content:?}");
         }
     }
 }

@@ -21,6 +21,7 @@ mod line;
 mod mobile_station;
 mod port;
 mod terminal;
+mod turns;
 
 pub use bridge::{Bridge, BridgeCounts, BridgeError, BridgeEvent, MOBILES_MAX};
 pub use callsign::{Callsign, CallsignError};

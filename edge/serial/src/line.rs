@@ -44,7 +44,7 @@ pub enum LineFraming {
 /// let line: SerialLine = "serial:/dev/ttyUSB0@9600".parse().unwrap();
 /// assert_eq!((line.baud, line.bytes_per_second()), (9_600, 960));
 /// let radio: SerialLine = "kiss:/dev/ttyACM0@1200,N0CALL-7,half-duplex".parse().unwrap();
-/// assert!(radio.half_duplex);
+/// assert!(radio.half_duplex && !radio.polled);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SerialLine {
@@ -56,6 +56,10 @@ pub struct SerialLine {
     pub framing: LineFraming,
     /// Whether only one station can send at a time, so that each listens before it sends.
     pub half_duplex: bool,
+    /// Whether the bridge gives turns: it polls mobiles, and they send nothing unless they are polled. Implies `half_duplex`.
+    pub polled: bool,
+    /// Whether a mobile uses the line only while no other link works, so that its radio sleeps.
+    pub sleeps: bool,
 }
 
 /// A line's name that cannot be used.
@@ -76,7 +80,7 @@ pub enum SerialLineError {
     Baud(String),
     /// An option after a comma is unknown.
     #[error(
-        "a serial line has no option `{0}`; there is half-duplex, and a callsign on kiss lines"
+        "a serial line has no option `{0}`; there are half-duplex, polled and sleep, and a callsign on kiss lines"
     )]
     Option(String),
     /// A KISS line without a station.
@@ -100,6 +104,8 @@ impl SerialLine {
             baud,
             framing: LineFraming::Cobs,
             half_duplex: false,
+            polled: false,
+            sleeps: false,
         }
     }
 
@@ -163,6 +169,8 @@ impl FromStr for SerialLine {
         for option in parts {
             match option {
                 "half-duplex" => line.half_duplex = true,
+                "polled" => (line.half_duplex, line.polled) = (true, true),
+                "sleep" => line.sleeps = true,
                 station if scheme == "kiss" && callsign.is_none() => {
                     callsign = Some(station.parse()?);
                 }
@@ -185,8 +193,13 @@ impl fmt::Display for SerialLine {
             LineFraming::Cobs => write!(f, "serial:{device}@{}", self.baud)?,
             LineFraming::Kiss(station) => write!(f, "kiss:{device}@{},{station}", self.baud)?,
         }
-        match self.half_duplex {
-            true => f.write_str(",half-duplex"),
+        match (self.polled, self.half_duplex) {
+            (true, _) => f.write_str(",polled")?,
+            (false, true) => f.write_str(",half-duplex")?,
+            (false, false) => {}
+        }
+        match self.sleeps {
+            true => f.write_str(",sleep"),
             false => Ok(()),
         }
     }
@@ -203,6 +216,8 @@ mod tests {
             "serial:/dev/pts/7@300,half-duplex",
             "kiss:/dev/ttyACM0@1200,N0CALL",
             "kiss:/dev/ttyACM0@1200,N0CALL-15,half-duplex",
+            "serial:/dev/ttyUSB0@9600,polled",
+            "serial:/dev/ttyUSB0@9600,half-duplex,sleep",
         ] {
             let line: SerialLine = name.parse().unwrap();
             assert_eq!(line.to_string(), name);

@@ -1,14 +1,14 @@
 //! An open serial line: one task reads packets from it, another writes those that wait.
 //!
 //! ```text
-//!  send ─▶ FairQueue ─▶ fragments ─▶ device, a frame when the device's own queue is nearly empty (AHEAD)
-//!  device ─▶ FrameReader ─▶ Reassembly ─▶ channel of received packets
+//!  send ─▶ FairQueue ─▶ LineTurns ─▶ device, a frame when the device's own queue is nearly empty (AHEAD)
+//!  device ─▶ FrameReader ─┬▶ Reassembly ─▶ channel of received packets
+//!                         └▶ LineTurns: polls, and what mobiles may send
 //! ```
 //!
 //! What waits, waits here and not in the kernel or the modem: there, no station could have its turn any
 //! more, and an answer would wait behind everything before it.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -19,14 +19,15 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 
-use crate::air::SharedAir;
+use crate::air::{SharedAir, draw_byte};
 use crate::counts::LinkCounts;
-use crate::delimiter::{Delimited, FrameReader, delimit};
+use crate::delimiter::{Delimited, FrameReader};
 use crate::fair_queue::FairQueue;
-use crate::fragments::{PACKET_BYTES_MAX, Reassembled, Reassembly, fragment};
+use crate::fragments::{PACKET_BYTES_MAX, Reassembled, Reassembly};
 use crate::frame::{FrameBody, FrameFault, LinkFrame, StationAddress};
 use crate::line::SerialLine;
 use crate::terminal;
+use crate::turns::{FrameUse, LineStep, LineTurns};
 
 /// Received packets that may wait for whoever takes them.
 const RECEIVED_MAX: usize = 256; // a guess
@@ -88,7 +89,10 @@ struct PortShared {
     role: StationRole,
     device: AsyncFd<OwnedFd>,
     queue: Mutex<FairQueue>,
-    queued: Notify,
+    /// Who sends next. It is locked after the others.
+    turns: Mutex<LineTurns>,
+    /// Notified when a packet was queued, and when a frame was heard.
+    changed: Notify,
     counts: Mutex<LinkCounts>,
     air: SharedAir,
     /// Why the line ended.
@@ -125,7 +129,8 @@ impl SerialPort {
             role,
             device: device.map_err(|refused| failed(refused.into()))?,
             queue: Mutex::new(FairQueue::new(queue_bytes.max(QUEUE_BYTES_MIN))),
-            queued: Notify::new(),
+            turns: Mutex::new(LineTurns::new(line, role, Instant::now())),
+            changed: Notify::new(),
             counts: Mutex::default(),
             air: SharedAir::new(line),
             end: Mutex::default(),
@@ -153,14 +158,23 @@ impl SerialPort {
         }
         let pushed = self.shared.queue.lock().push(address, packet.to_vec());
         match pushed {
-            Ok(()) => self.shared.queued.notify_one(),
+            Ok(()) => {
+                self.shared.turns.lock().on_queued(address);
+                self.shared.changed.notify_one();
+            }
             Err(_) => self.shared.counts.lock().queue_full += 1,
         }
     }
 
     /// What was carried and dropped.
     pub fn counts(&self) -> LinkCounts {
-        *self.shared.counts.lock()
+        let counts = *self.shared.counts.lock();
+        let (turns, unanswered_turns) = self.shared.turns.lock().counts();
+        LinkCounts {
+            turns,
+            unanswered_turns,
+            ..counts
+        }
     }
 
     /// Bytes of packets that wait.
@@ -199,7 +213,9 @@ impl PortShared {
                 Ok(n) => n,
                 Err(error) => return error,
             };
-            self.air.on_heard(Instant::now());
+            let now = Instant::now();
+            self.air.on_heard(now);
+            self.turns.lock().on_heard(now);
             let mut found = Vec::new();
             reader.read(&buffer[..n], |delimited| found.push(delimited));
             self.counts.lock().bytes_in += n as u64;
@@ -211,6 +227,7 @@ impl PortShared {
                 }
             }
             self.counts.lock().incomplete = reassembly.abandoned();
+            self.changed.notify_one();
         }
     }
 
@@ -236,6 +253,7 @@ impl PortShared {
             Delimited::Frame(bytes) => bytes,
             Delimited::Noise => {
                 counts.noise += 1;
+                self.turns.lock().on_noise();
                 return None;
             }
             Delimited::Foreign => {
@@ -247,6 +265,7 @@ impl PortShared {
             Ok(frame) => frame,
             Err(FrameFault::Damaged) => {
                 counts.noise += 1;
+                self.turns.lock().on_noise();
                 return None;
             }
             Err(FrameFault::Unknown) => {
@@ -258,11 +277,27 @@ impl PortShared {
             counts.reflected += 1;
             return None;
         }
+        let now = Instant::now();
+        let used = self
+            .turns
+            .lock()
+            .on_frame(now, &frame, bytes.len(), draw_byte());
+        match used {
+            FrameUse::Packet => {}
+            FrameUse::Turn => return None,
+            FrameUse::OutOfTurn => {
+                counts.out_of_turn += 1;
+                return None;
+            }
+        }
         let address = frame.address;
         let packet = match frame.body {
+            FrameBody::Poll { .. } | FrameBody::Invitation { .. } | FrameBody::TurnEnd { .. } => {
+                return None;
+            }
             FrameBody::Whole(packet) => packet.to_vec(),
             FrameBody::Fragment(part) => {
-                match reassembly.on_fragment(Instant::now(), address, part) {
+                match reassembly.on_fragment(now, address, part) {
                     Reassembled::Packet(packet) => packet,
                     Reassembled::Incomplete => return None,
                     Reassembled::Dropped => {
@@ -281,32 +316,35 @@ impl PortShared {
 
     /// Writes packets until the device is gone.
     async fn write_all(&self) -> io::Error {
-        let mut numbers: BTreeMap<StationAddress, u8> = BTreeMap::new();
-        let frame_bytes = self.line.frame_bytes_max();
         let mut free_at = Instant::now();
         loop {
-            let next = self.queue.lock().pop();
-            let Some((address, packet)) = next else {
-                self.queued.notified().await;
-                continue;
+            let step = {
+                let mut queue = self.queue.lock();
+                self.turns.lock().step(Instant::now(), &mut queue)
             };
-            if numbers.len() > u16::MAX.into() {
-                numbers.clear();
-            }
-            let number = numbers.entry(address).or_default();
-            *number = number.wrapping_add(1);
-            let from_bridge = self.role == StationRole::Bridge;
-            for frame in fragment(&packet, from_bridge, address, *number, frame_bytes) {
-                let mut bytes = Vec::with_capacity(frame.len() + 8);
-                delimit(&self.line.framing, &frame, &mut bytes);
-                self.air.wait_for_turn().await;
-                // When the line has carried the frame: a sleep that ends late delays no later one.
-                free_at = free_at.max(Instant::now() - LATE_MAX) + self.line.time_of(bytes.len());
-                if let Err(error) = self.write_frame(&bytes, free_at).await {
-                    return error;
+            let frame = match step {
+                LineStep::Send(frame) => frame,
+                LineStep::Wait(None) => {
+                    self.changed.notified().await;
+                    continue;
                 }
+                LineStep::Wait(Some(until)) => {
+                    tokio::select! {
+                        () = self.changed.notified() => {}
+                        () = tokio::time::sleep_until(until.into()) => {}
+                    }
+                    continue;
+                }
+            };
+            if frame.listens_first {
+                self.air.wait_for_turn().await;
             }
-            self.counts.lock().packets_out += 1;
+            // When the line has carried the frame: a sleep that ends late delays no later one.
+            free_at = free_at.max(Instant::now() - LATE_MAX) + self.line.time_of(frame.bytes.len());
+            if let Err(error) = self.write_frame(&frame.bytes, free_at).await {
+                return error;
+            }
+            self.counts.lock().packets_out += u64::from(frame.ends_packet);
         }
     }
 

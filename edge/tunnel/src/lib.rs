@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  kernel ── TUN ──▶ TunDevice ─▶ InnerPacket (whose is it?) ─▶ PacketSource ─▶ split ─▶ DATAGRAM frames
+//!                                              │              │    on slow radios HeaderContext, before split
 //!                                              │              └─▶ capsules ─▶ a flow, on metered links
 //!                                              └─ without a path: TcpHold ─▶ again when there is one
 //!  kernel ◀─ TUN ─── TunDevice ◀─ InnerPacket (may it pass?) ◀─ PieceJoiner ◀─ DATAGRAM frames
@@ -16,6 +17,7 @@
 mod answers_only;
 mod capsules;
 mod congestion_mark;
+mod header_compression;
 mod icmp_error;
 mod inner_mtu;
 mod inner_packet;
@@ -36,6 +38,7 @@ mod tun_device;
 
 pub use answers_only::AnswersOnly;
 pub use capsules::{CapsuleReader, packet_capsule};
+pub use header_compression::HeaderContext;
 pub use icmp_error::packet_too_big;
 pub use inner_mtu::{INNER_MTU_MAX, INNER_MTU_MIN, InnerMtu};
 pub use inner_packet::{
@@ -57,6 +60,12 @@ pub const METERED_FIELD: &str = "tunnel-metered";
 
 /// The value of [`METERED_FIELD`] for answers to packets that came over metered links, and nothing else ([`AnswersOnly`]).
 pub const METERED_ANSWERS: &str = "answers";
+
+/// The field of a CONNECT-IP request, and of its answer, that says how headers of packets may be compressed.
+pub const HEADERS_FIELD: &str = "tunnel-headers";
+
+/// The value of [`HEADERS_FIELD`] for the rules of [`HeaderContext`].
+pub const HEADERS_BY_RULES: &str = "rules-1";
 
 /// The most packets that came from a session and wait to be written to the device.
 pub const PACKETS_UNREAD_MAX: usize = 2048; // a guess: what one turn of a session's engine receives at most

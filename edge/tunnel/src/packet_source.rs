@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use d2tp_driver::{Connection, DatagramSource, MemoryCharge, RepairOffer, SourcedDatagram};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
 use crate::PACKET_CONTEXT;
 use crate::capsules::packet_capsule;
+use crate::header_compression::{HeaderContext, is_compressed};
 use crate::metered_filter::MeteredFilter;
 use crate::packet_pieces::{fits_two, split};
 use crate::packet_queue::{PacketQueue, PacketQueueCounts, WaitingPacket};
@@ -70,6 +71,8 @@ pub struct PacketSource {
     too_long: AtomicU64,
     /// Which packets may leave over metered links; none: all.
     filter: Option<Arc<dyn MeteredFilter>>,
+    /// How headers may be compressed in both directions; none: not at all.
+    headers: RwLock<Option<HeaderContext>>,
 }
 
 #[derive(Debug)]
@@ -86,6 +89,10 @@ struct SourceState {
     /// The tunnel's own flow, whose grants pay for repairs on metered links.
     flow: Option<u64>,
     repairs: PacketRepairCounts,
+    /// Whether only slow paths carry, so that headers are compressed if both ends do that.
+    is_narrow: bool,
+    /// Bytes of headers that were not sent.
+    header_bytes_saved: u64,
     /// The memory of the packets.
     charge: MemoryCharge,
 }
@@ -110,12 +117,35 @@ impl PacketSource {
                 number: 0,
                 flow: None,
                 repairs: PacketRepairCounts::default(),
+                is_narrow: false,
+                header_bytes_saved: 0,
                 charge,
             }),
             added: Notify::new(),
             too_long: AtomicU64::new(0),
             filter,
+            headers: RwLock::default(),
         }
+    }
+
+    /// Compresses headers of packets on slow paths from now on, if the other end does that too, and not otherwise.
+    pub fn set_headers(&self, headers: Option<HeaderContext>) {
+        *self.headers.write() = headers;
+    }
+
+    /// The packet that came from the other end, with whole headers. What is no packet stays what it is.
+    pub fn expanded(&self, packet: Bytes) -> Bytes {
+        if !is_compressed(&packet) {
+            return packet;
+        }
+        let headers = *self.headers.read();
+        let expanded = headers.and_then(|headers| headers.expand(&packet));
+        expanded.unwrap_or(packet)
+    }
+
+    /// Bytes of headers that were not sent so far, because they were compressed.
+    pub fn header_bytes_saved(&self) -> u64 {
+        self.state.lock().header_bytes_saved
     }
 
     /// Lets lost segments leave over other links than most packets, over metered ones as far as `flow` is granted.
@@ -329,16 +359,18 @@ impl SourceState {
         }
     }
 
-    /// The next datagram, of at most `max` bytes. Counts packets for which even two are too small in `too_long`.
+    /// The next datagram, of at most `max` bytes, for how long it may wait, and whether it is a plain ACK. Counts packets for which
+    /// even two are too small in `too_long`.
     fn next_datagram(
         &mut self,
         now: Instant,
         max: usize,
         too_long: &AtomicU64,
         filter: Option<&dyn MeteredFilter>,
-    ) -> Option<(Bytes, Duration)> {
-        if let Some(second) = self.second.take_if(|(second, _)| second.len() <= max) {
-            return Some(second);
+        headers: Option<HeaderContext>,
+    ) -> Option<(Bytes, Duration, bool)> {
+        if let Some((second, left)) = self.second.take_if(|(second, _)| second.len() <= max) {
+            return Some((second, left, false));
         }
         loop {
             let (mut packet, left) = self.pop(now)?;
@@ -349,13 +381,28 @@ impl SourceState {
                 filter.on_left(&packet, false);
             }
             self.number = self.number.wrapping_add(1);
+            let acknowledges = is_plain_ack(&packet);
+            let packet = self.compressed(packet, headers);
             match split(packet, max, self.number) {
                 Ok((first, second)) => {
+                    let acknowledges = acknowledges && second.is_none();
                     self.second = second.map(|second| (second, left));
-                    return Some((first, left));
+                    return Some((first, left, acknowledges));
                 }
                 Err(_) => drop(too_long.fetch_add(1, Ordering::Relaxed)),
             }
+        }
+    }
+
+    /// The packet as it is sent on the paths that carry now.
+    fn compressed(&mut self, packet: Bytes, headers: Option<HeaderContext>) -> Bytes {
+        let headers = headers.filter(|_| self.is_narrow);
+        match headers.and_then(|headers| headers.compress(&packet)) {
+            Some(compressed) => {
+                self.header_bytes_saved += (packet.len() - compressed.len()) as u64;
+                compressed
+            }
+            None => packet,
         }
     }
 
@@ -428,15 +475,20 @@ impl DatagramSource for PacketSource {
         let mut state = self.state.lock();
         let now = Instant::now();
         state.hold.unblock(now);
-        let taken = std::iter::from_fn(|| {
-            state.next_datagram(now, max, &self.too_long, self.filter.as_deref())
-        });
-        datagrams.extend(taken.take(count).map(|(bytes, expiry)| SourcedDatagram {
-            context: PACKET_CONTEXT,
-            acknowledges: is_plain_ack(&bytes),
-            bytes,
-            expiry,
-        }));
+        let headers = *self.headers.read();
+        let filter = self.filter.as_deref();
+        let taken =
+            std::iter::from_fn(|| state.next_datagram(now, max, &self.too_long, filter, headers));
+        datagrams.extend(
+            taken
+                .take(count)
+                .map(|(bytes, expiry, acknowledges)| SourcedDatagram {
+                    context: PACKET_CONTEXT,
+                    acknowledges,
+                    bytes,
+                    expiry,
+                }),
+        );
         state.fit_charge(now);
         if state.hold.look_at().is_some() {
             self.added.notify_one();
@@ -455,6 +507,10 @@ impl DatagramSource for PacketSource {
         state.hold.block();
         let now = Instant::now();
         state.hold_queued(now);
+    }
+
+    fn on_narrow(&self, is_narrow: bool) {
+        self.state.lock().is_narrow = is_narrow;
     }
 
     fn on_slow(&self, is_slow: bool) {

@@ -2,6 +2,9 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -69,10 +72,7 @@ impl PseudoTerminal {
                 }
                 let mut bytes = buffer[..n].to_vec();
                 change(&mut bytes);
-                let mut rest = &bytes[..];
-                while let Ok(n @ 1..) = rustix::io::write(&to, rest) {
-                    rest = &rest[n..];
-                }
+                write_whole(&to, &bytes);
             }
         });
     }
@@ -92,4 +92,131 @@ pub fn serial_cable(rate: Option<u64>) -> [PseudoTerminal; 2] {
     ends[0].carry_to(&ends[1], rate, |_| ());
     ends[1].carry_to(&ends[0], rate, |_| ());
     ends
+}
+
+/// Who sends on an air, until when, and when two did at once.
+#[derive(Debug)]
+struct AirUse {
+    sender: usize,
+    until: Instant,
+    collided_at: Option<Instant>,
+}
+
+/// Serial devices of radios that share an air of so many bytes per second, for the rest of the process. The first one and the
+/// others hear each other; the others hear each other only where `hears_all`. What two send at once nobody understands.
+pub fn shared_air(devices: usize, rate: u64, hears_all: bool) -> Vec<PseudoTerminal> {
+    let ends: Vec<PseudoTerminal> = (0..devices).map(|_| PseudoTerminal::open()).collect();
+    let air = Arc::new(Mutex::new(AirUse {
+        sender: devices,
+        until: Instant::now(),
+        collided_at: None,
+    }));
+    for (n, end) in ends.iter().enumerate() {
+        let from = end.control.try_clone().expect("a descriptor");
+        let hearers = ends.iter().enumerate();
+        let hearers = hearers.filter(|(m, _)| *m != n && (*m == 0 || n == 0 || hears_all));
+        let hearers = hearers.map(|(_, to)| to.control.try_clone().expect("a descriptor"));
+        let (hearers, air) = (hearers.collect::<Vec<OwnedFd>>(), air.clone());
+        std::thread::spawn(move || send_on_air(n, &from, &hearers, &air, rate));
+    }
+    ends
+}
+
+/// Sends what a device writes, piece after piece.
+fn send_on_air(n: usize, from: &OwnedFd, hearers: &[OwnedFd], air: &Mutex<AirUse>, rate: u64) {
+    let piece = (rate / PIECES_PER_SECOND).clamp(1, 1_024);
+    let mut buffer = vec![0; piece as usize];
+    let mut free_at = Instant::now();
+    let mut was_waiting = false;
+    loop {
+        let Ok(read) = rustix::io::read(from, &mut buffer) else {
+            // sleep: the kernel does not tell when a program opens the device
+            std::thread::sleep(CLOSED_WAIT);
+            continue;
+        };
+        if !was_waiting {
+            free_at = free_at.max(Instant::now());
+        }
+        let began = free_at;
+        free_at += Duration::from_nanos(read as u64 * 1_000_000_000 / rate);
+        {
+            let mut air = air.lock().expect("no thread panicked");
+            if air.sender != n && air.until > began {
+                air.collided_at = Some(Instant::now());
+            }
+            air.sender = n;
+            air.until = air.until.max(free_at);
+        }
+        // sleep: the air's rate is its subject
+        std::thread::sleep(free_at.saturating_duration_since(Instant::now()));
+        was_waiting = has_bytes(from);
+        let collided_at = air.lock().expect("no thread panicked").collided_at;
+        if collided_at.is_some_and(|at| at >= began) {
+            buffer[..read].iter_mut().for_each(|byte| *byte ^= 0x55);
+        }
+        for to in hearers {
+            write_whole(to, &buffer[..read]);
+        }
+    }
+}
+
+fn write_whole(to: &OwnedFd, mut bytes: &[u8]) {
+    while let Ok(n @ 1..) = rustix::io::write(to, bytes) {
+        bytes = &bytes[n..];
+    }
+}
+
+/// A cable that carries bytes until it is dropped: then it is unplugged, in the middle of a frame perhaps.
+#[derive(Debug)]
+pub struct PluggedCable {
+    is_plugged: Arc<AtomicBool>,
+    directions: Vec<JoinHandle<()>>,
+}
+
+impl PluggedCable {
+    /// Connects two devices at a rate in bytes per second, each piece as `change` leaves it.
+    pub fn plug(
+        ends: [&PseudoTerminal; 2],
+        rate: u64,
+        change: impl FnMut(&mut Vec<u8>) + Clone + Send + 'static,
+    ) -> PluggedCable {
+        let is_plugged = Arc::new(AtomicBool::new(true));
+        let [near, far] = ends;
+        let directions = [(near, far), (far, near)].map(|(from, to)| {
+            let from = from.control.try_clone().expect("a descriptor");
+            let to = to.control.try_clone().expect("a descriptor");
+            let (is_plugged, mut change) = (is_plugged.clone(), change.clone());
+            std::thread::spawn(move || {
+                let mut buffer = vec![0; (rate / PIECES_PER_SECOND).clamp(1, 1_024) as usize];
+                while is_plugged.load(Ordering::Relaxed) {
+                    if !has_bytes(&from) {
+                        // sleep: bytes are looked for until the cable is unplugged
+                        std::thread::sleep(CLOSED_WAIT);
+                        continue;
+                    }
+                    let Ok(n) = rustix::io::read(&from, &mut buffer) else {
+                        continue;
+                    };
+                    // sleep: the cable's rate is its subject
+                    std::thread::sleep(Duration::from_nanos(n as u64 * 1_000_000_000 / rate));
+                    let mut bytes = buffer[..n].to_vec();
+                    change(&mut bytes);
+                    write_whole(&to, &bytes);
+                }
+            })
+        });
+        PluggedCable {
+            is_plugged,
+            directions: directions.into(),
+        }
+    }
+}
+
+impl Drop for PluggedCable {
+    fn drop(&mut self) {
+        self.is_plugged.store(false, Ordering::Relaxed);
+        for direction in self.directions.drain(..) {
+            let _ = direction.join();
+        }
+    }
 }

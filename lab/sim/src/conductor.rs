@@ -154,6 +154,7 @@ impl SimDevice {
             routes_v6: true,
             half_duplex: self.half_duplex[link],
             serial_rate: None,
+            sleeps: false,
         }
     }
 

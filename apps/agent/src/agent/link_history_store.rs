@@ -8,7 +8,7 @@
 //! The file is written completely, synced and renamed: a crash leaves the old or the new one. A
 //! damaged file is renamed, and learning starts again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,8 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use d2tp_sched::{DeviceLocation, LinkForecast, NetworkRates, SavedHistory, UpPeriod};
+use d2tp_sched::{DeviceLocation, KnownLink, LinkForecast, NetworkRates, SavedHistory, UpPeriod};
+use d2tp_serial::SerialLine;
 use d2tp_time::{Span, Time};
 use jiff::civil::Date;
 use jiff::{Timestamp, Zoned};
@@ -30,6 +31,9 @@ use d2tp_driver::SchedulerHandle;
 use d2tp_sched::SavedLinkHistory;
 
 const VERSION: u32 = 1;
+
+/// The name of the file in the directory of the state.
+const FILE_NAME: &str = "learnt";
 
 /// The most radios with a forecast of their own.
 const SLOTS_MAX: usize = 16;
@@ -44,6 +48,10 @@ const KEEP_EVERY: Duration = Duration::from_secs(60); // a guess: what an SD car
 /// The largest file that is read.
 const FILE_BYTES_MAX: u64 = 8 << 20;
 
+/// The round trip of a radio that was not measured, beside what its line takes for two packets of this size.
+const ROUND_TRIP_FIRST: Duration = Duration::from_millis(500); // the radio of E1
+const LARGE_PACKET_BYTES: usize = 1_200;
+
 /// The location of a device that is on no known network.
 const NOWHERE: &str = "";
 
@@ -52,6 +60,8 @@ pub struct LinkHistoryStore {
     forecasts: BTreeMap<String, LinkForecast>,
     /// The network that the device was on last.
     place: String,
+    /// Where the device is, in metres east and north, if that is known: then this is the place.
+    point: Option<(f64, f64)>,
     seen_at: Option<BootInstant>,
     kept_at: BootInstant,
     file: Option<PathBuf>,
@@ -90,10 +100,11 @@ impl LinkHistoryStore {
     pub fn load() -> (LinkHistoryStore, Option<[SavedLinkHistory; 2]>) {
         let file = jobs::state_directory()
             .ok()
-            .map(|state| state.join("learnt"));
+            .map(|state| state.join(FILE_NAME));
         let mut store = LinkHistoryStore {
             forecasts: BTreeMap::new(),
             place: NOWHERE.to_owned(),
+            point: None,
             seen_at: None,
             kept_at: BootInstant::now(),
             file: file.clone(),
@@ -119,6 +130,11 @@ impl LinkHistoryStore {
         }
     }
 
+    /// Sets where the device is, in metres east and north; none if that is not known.
+    pub fn set_point(&mut self, point: Option<(f64, f64)>) {
+        self.point = point;
+    }
+
     /// Learns from the current links, and updates the scheduler's forecasts. `place`: the network the
     /// device is on, if any.
     pub fn observe(&mut self, scheduler: &SchedulerHandle, place: Option<&str>) {
@@ -136,7 +152,10 @@ impl LinkHistoryStore {
         if let Some(place) = place {
             place.clone_into(&mut self.place);
         }
-        let spot = DeviceLocation::named(&self.place);
+        let spot = match self.point {
+            Some((east, north)) => DeviceLocation::at(east, north),
+            None => DeviceLocation::named(&self.place),
+        };
         let at = Time::ZERO + Span::from(now.since_boot());
         let (day, second) = day_and_second(wall);
         let passed = self.seen_at.map(|before| now.since(before));
@@ -166,6 +185,34 @@ impl LinkHistoryStore {
             }
             scheduler.set_hint(slot, &forecast.hint(at, day, second));
         }
+        scheduler.set_sleeping(self.not_worth_waking(at, &spot, scheduler, &radios));
+    }
+
+    /// The serial lines whose radios are not worth waking for an outage here: another link is back before the first byte could
+    /// arrive, for which a path has to be opened and something to be asked.
+    fn not_worth_waking(
+        &self,
+        at: Time,
+        spot: &DeviceLocation,
+        scheduler: &SchedulerHandle,
+        radios: &[KnownLink],
+    ) -> BTreeSet<String> {
+        let is_short = |round_trip: Duration| {
+            let others = self.forecasts.iter();
+            let mut others = others.filter(|(slot, _)| !SerialLine::is_line_name(slot));
+            let first_byte = Span::from(2 * round_trip);
+            others.any(|(_, forecast)| !forecast.is_worth_bridging_here(at, spot, first_byte))
+        };
+        let sleeps = |radio: &&KnownLink| {
+            let line: Option<SerialLine> = radio.device.parse().ok();
+            line.filter(|line| line.sleeps).is_some_and(|line| {
+                let measured = scheduler.round_trip(&radio.device);
+                let assumed = ROUND_TRIP_FIRST + 2 * line.time_of(LARGE_PACKET_BYTES);
+                is_short(measured.unwrap_or(assumed))
+            })
+        };
+        let asleep = radios.iter().filter(sleeps);
+        asleep.map(|radio| radio.device.clone()).collect()
     }
 
     /// Saves the history, if it is time or `must` is set.
@@ -210,6 +257,18 @@ impl LinkHistoryStore {
         std::fs::rename(&fresh, path)?;
         std::fs::File::open(folder)?.sync_all()
     }
+}
+
+/// The forecasts that were saved, by radio; none if nothing was.
+///
+/// # Errors
+/// The file cannot be read, or is damaged.
+pub(super) fn kept_forecasts() -> anyhow::Result<BTreeMap<String, LinkForecast>> {
+    let file = jobs::state_directory()?.join(FILE_NAME);
+    let shown = file.display();
+    let kept = read(&file, Timestamp::now().as_second());
+    let kept = kept.with_context(|| format!("cannot read {shown}"))?;
+    Ok(kept.map_or_else(BTreeMap::new, |(forecasts, ..)| forecasts))
 }
 
 type LoadedLinkHistory = (
@@ -306,7 +365,7 @@ fn day_and_second(wall: &Zoned) -> (u32, u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use d2tp_sched::{ClientReport, KnownLink, LinkSurroundings, SchedulerKind, TransferDirection};
+    use d2tp_sched::{ClientReport, LinkSurroundings, SchedulerKind, TransferDirection};
     use d2tp_sched::{CostPolicy, DeadlineFallback, FlowDemand, LinkCandidate, LinkClass};
     use std::sync::Arc;
 
@@ -314,6 +373,7 @@ mod tests {
         LinkHistoryStore {
             forecasts: BTreeMap::new(),
             place: NOWHERE.to_owned(),
+            point: None,
             seen_at: None,
             kept_at: BootInstant::now(),
             file: Some(file.to_owned()),
@@ -384,6 +444,53 @@ mod tests {
             .ongoing_outage(now)
             .expect("it was lost here before");
         hole.quantile(0.5).expect("a median")
+    }
+
+    /// Whether a radio of which so long a round trip was measured sleeps on where the link to this network is lost.
+    fn sleeps_behind(store: &mut LinkHistoryStore, ssid: &str, round_trip: Duration) -> [bool; 2] {
+        const RADIO: &str = "serial:/dev/ttyUSB0@115200,sleep";
+        let scheduler = SchedulerHandle::new(SchedulerKind::D2Sched);
+        scheduler.record_round_trip(RADIO, round_trip);
+        let begun = 6 * 86_400;
+        [(0, Some(ssid)), (5, None)].map(|(second, on)| {
+            let mut around = around(on);
+            around.links.push(KnownLink {
+                device: RADIO.into(),
+                slot: RADIO.into(),
+                class: LinkClass::Free,
+                carries: true,
+                rate: None,
+            });
+            scheduler.observe(&around);
+            let (now, wall) = at(begun + second);
+            store.see_at(now, &wall, &scheduler, on);
+            let at = Time::ZERO + Span::from(now.since_boot());
+            let spot = DeviceLocation::named(&store.place);
+            let radios = scheduler.known_links();
+            let asleep = store.not_worth_waking(at, &spot, &scheduler, &radios);
+            asleep.contains(RADIO)
+        })
+    }
+
+    #[test]
+    fn a_radio_sleeps_through_holes_that_end_before_it_could_answer_and_only_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("learnt");
+        let scheduler = SchedulerHandle::new(SchedulerKind::D2Sched);
+        // A hole of 40 s behind home, one of 200 s behind the office; known before they begin.
+        for (ssid, seconds, sleeps) in [
+            ("home", 5, false),
+            ("home", 30, true),
+            ("office", 30, false),
+            ("office", 150, true),
+            ("elsewhere", 150, false),
+        ] {
+            let mut store = empty(&file);
+            mornings(&mut store, &scheduler);
+            let round_trip = Duration::from_secs(seconds);
+            let slept = sleeps_behind(&mut store, ssid, round_trip);
+            assert_eq!(slept, [sleeps; 2], "{ssid} {seconds}");
+        }
     }
 
     #[test]

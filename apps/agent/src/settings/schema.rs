@@ -223,6 +223,14 @@ pub const SETTINGS: &[SettingSchema] = &[
         meaning: "Where the agent serves Prometheus metrics.",
     },
     SettingSchema {
+        key: "agent.gpsd",
+        kind: SettingKind::Listen,
+        default: None,
+        environment: None,
+        option: "",
+        meaning: "Where gpsd answers, often `127.0.0.1:2947`: then the agent learns by squares of 100 m how long networks are away, and for which outages a radio that sleeps is worth waking (docs/bridge.md). Positions stay on this device.",
+    },
+    SettingSchema {
         key: "agent.notifications",
         kind: SettingKind::Switch,
         default: Some("true"),

@@ -42,6 +42,9 @@ pub struct BridgeArgs {
     /// Listen before sending: only one station can send at a time
     #[arg(long)]
     half_duplex: bool,
+    /// Give turns: devices send only when they are polled, so that they need not hear each other
+    #[arg(long)]
+    poll: bool,
 }
 
 impl BridgeArgs {
@@ -51,7 +54,8 @@ impl BridgeArgs {
                 .kiss
                 .clone()
                 .map_or(LineFraming::Cobs, LineFraming::Kiss),
-            half_duplex: self.half_duplex,
+            half_duplex: self.half_duplex || self.poll,
+            polled: self.poll,
             ..SerialLine::new(&self.serial, self.baud)
         }
     }

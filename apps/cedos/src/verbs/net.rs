@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::anyhow;
 use cedos_agent::agent::api::AgentRequest;
 use cedos_agent::agent::client::AgentApiClient;
+use cedos_agent::agent::contact_log::contact_log;
 use cedos_agent::agent::link_json;
 use cedos_agent::fetch::option_parsers;
 use cedos_agent::fetch::proxy::remembered_round_trips;
@@ -41,6 +42,8 @@ enum NetVerb {
     Ls,
     /// List them again whenever one changes
     Watch,
+    /// Print what the agent has learnt of outages, without names, places and times: for a study, if you hand it over
+    Contacts,
     /// Tell the agent what a network costs: free, metered, roaming; auto takes it back. It holds for that
     /// network wherever the device meets it again
     Set {
@@ -96,6 +99,33 @@ fn parse_cap(text: &str) -> Result<CapArgument, String> {
     }
 }
 
+/// Prints outages: a line of comma-separated values each, or a JSON object.
+fn print_contacts(as_json: bool) -> anyhow::Result<()> {
+    let records = contact_log()?;
+    if !as_json {
+        print_stdout("link,place,seconds,metres,metres_per_s");
+    }
+    for record in records {
+        let speed = record.speed().map(|speed| (speed * 10.0).round() / 10.0);
+        print_stdout(&match as_json {
+            true => json!({
+                "link": record.link,
+                "place": record.place,
+                "seconds": record.seconds,
+                "metres": record.metres,
+                "metres_per_s": speed,
+            })
+            .to_string(),
+            false => {
+                let text = |number: Option<f32>| number.map_or_else(String::new, |n| n.to_string());
+                let (link, place, seconds) = (record.link, record.place, record.seconds);
+                format!("{link},{place},{seconds},{},{}", text(record.metres), text(speed))
+            }
+        });
+    }
+    Ok(())
+}
+
 /// Shows or sets them.
 ///
 /// # Errors
@@ -133,6 +163,7 @@ pub async fn net(args: NetArgs) -> anyhow::Result<ExitCode> {
                 tokio::time::sleep(LOOK_EVERY).await;
             }
         }
+        NetVerb::Contacts => print_contacts(args.json)?,
         NetVerb::Set { link, class } => {
             let request = AgentRequest::NetSet { link, class };
             let answer = agent_start::connect_or_start()

@@ -158,6 +158,12 @@ pub async fn run(mut args: ProxArgs, sandbox: Option<ProxSandbox>) -> anyhow::Re
         let copies = prox.restore_from_journal(journal)?;
         tracing::info!(copies, journal = %journal.path().display(), "copies restored");
     }
+    if let Some(manager) = ServiceManager::from_env() {
+        match manager.keeper() {
+            Ok(keeper) => prox.keep_tunnels_with(Arc::new(keeper)),
+            Err(error) => tracing::warn!(%error, "connections of tunnels do not outlive a crash"),
+        }
+    }
     adopt_tunnels(&prox, tunnels);
     tokio::spawn(prox.clone().work_on_bucket(key.public(), journal.clone()));
     if let Some(shared) = prox.shared_records() {

@@ -8,16 +8,20 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, IoSlice};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::mpsc;
 
-use cedos_prox::PassedTunnels;
+use cedos_prox::{PassedTunnels, TunnelKeeper};
 use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};
 
 /// The variable that names the service manager's socket.
 const MANAGER_VARIABLE: &str = "NOTIFY_SOCKET";
+
+/// The messages about connections that wait for the manager. Beyond, connections do not outlive a crash.
+const KEPT_WAITING_MAX: usize = 4_096; // as many as FileDescriptorStoreMax= in the unit
 
 /// Tells the service manager that started this process that it serves. Without one, nothing happens.
 pub fn announce_readiness() {
@@ -56,6 +60,26 @@ impl ServiceManager {
         messages.try_for_each(|text| self.send(&text, &[]))
     }
 
+    /// Has it keep the connections of tunnels that sleep, while this process serves. They are told on a thread of their own, because
+    /// the manager may be busy.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn keeper(self) -> io::Result<ManagerKeeper> {
+        let (tell, told) = mpsc::sync_channel::<(String, Option<OwnedFd>)>(KEPT_WAITING_MAX);
+        let name = "tunnel-keeper".to_owned();
+        std::thread::Builder::new().name(name).spawn(move || {
+            for (text, connection) in told {
+                let connection = connection.iter().map(OwnedFd::as_fd);
+                let sent = self.send(&text, &connection.collect::<Vec<_>>());
+                if let Err(error) = sent {
+                    tracing::warn!(%error, "systemd is not told of a connection that sleeps");
+                }
+            }
+        })?;
+        Ok(ManagerKeeper(tell))
+    }
+
     fn send(&self, text: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let manager: &OsStr = &self.0;
         let address = match manager.as_bytes() {
@@ -75,6 +99,30 @@ impl ServiceManager {
         let flags = MsgFlags::MSG_NOSIGNAL;
         sendmsg::<UnixAddr>(socket.as_raw_fd(), &parts, &control, flags, None)?;
         Ok(())
+    }
+}
+
+/// Keeps connections of tunnels that sleep at the service manager.
+#[derive(Debug)]
+pub struct ManagerKeeper(mpsc::SyncSender<(String, Option<OwnedFd>)>);
+
+impl ManagerKeeper {
+    fn tell(&self, text: String, connection: Option<OwnedFd>) {
+        if self.0.try_send((text, connection)).is_err() {
+            tracing::warn!("systemd is too busy to be told of a connection that sleeps");
+        }
+    }
+}
+
+impl TunnelKeeper for ManagerKeeper {
+    fn keep(&self, name: String, connection: OwnedFd) {
+        // It must not look whether both ends have shut it (FDPOLL=0): there may be something unread in it.
+        let text = format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}");
+        self.tell(text, Some(connection));
+    }
+
+    fn forget(&self, name: String) {
+        self.tell(format!("FDSTOREREMOVE=1\nFDNAME={name}"), None);
     }
 }
 

@@ -33,6 +33,9 @@ pub struct PacketCounts {
     pub received: u64,
     /// Packets dropped because there was no tunnel, or no room in it, or their destination is not this machine.
     pub dropped: u64,
+    /// Bytes of headers that this machine did not send, because only slow networks carried and headers were compressed.
+    #[serde(default)]
+    pub header_bytes_saved: u64,
 }
 
 /// Lost segments of TCP as packets that were sent again, and what came over metered networks beside free ones.
@@ -142,6 +145,7 @@ impl PacketCarrier {
             sent: load(&self.counters.sent).saturating_sub(unsent),
             received: load(&self.counters.received),
             dropped: load(&self.counters.dropped) + unsent,
+            header_bytes_saved: self.source.header_bytes_saved(),
         }
     }
 
@@ -227,6 +231,7 @@ impl PacketCarrier {
 
     /// Hands packets of a tunnel to the kernel until it ends.
     async fn receive_packets(&self, mut tunnel: PacketTunnel) {
+        self.source.set_headers(tunnel.headers);
         self.source.repair_elsewhere(tunnel.flow_id);
         self.metered_tally().from = counted_metered(&tunnel.connection);
         tunnel.connection.set_datagram_source(self.source.clone());
@@ -270,6 +275,7 @@ impl PacketCarrier {
             for packet in datagrams
                 .drain(..)
                 .filter_map(|datagram| joiner.join(datagram))
+                .map(|packet| self.source.expanded(packet))
             {
                 match InnerPacket::parse(&packet) {
                     Ok(parsed) if self.addresses.contains(&parsed.destination) => {

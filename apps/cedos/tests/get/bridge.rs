@@ -139,6 +139,17 @@ fn a_file_arrives_through_modems_that_speak_kiss_and_share_the_air() {
     });
 }
 
+#[test]
+fn a_file_arrives_from_a_bridge_that_polls_its_devices() {
+    in_namespace_with(LINKS, this_test!(), || async {
+        let (_, took, said) = fetch(60_000, 115_200, &["--poll"]).await;
+        // 5.2 s of the line, with half a turn for each round trip.
+        assert!(took < Duration::from_secs(20), "{took:?}");
+        assert!(said.contains(" turns ("), "{said}");
+        assert!(!said.contains("out of turn"), "{said}");
+    });
+}
+
 /// The origin, the proxy and the bridge at the far end of the Wi-Fi; the bridge has the other end of the line.
 struct FarEnd {
     url: String,
@@ -198,6 +209,76 @@ fn a_line_patches_a_hole_of_the_wifi() {
         assert!(got == object(HOLE_OBJECT_BYTES, 5), "other bytes");
         let answered = served.bridge.line().await;
         assert!(answered.contains("answered by the proxy"), "{answered}");
+    });
+}
+
+/// The size of an object that takes the Wi-Fi 16 s, in which it is there for four seconds and gone for four, three times.
+const HOLES_OBJECT_BYTES: usize = 40_000_000;
+const HOLES: u8 = 3;
+const STAY: Duration = Duration::from_secs(4);
+
+/// Fetches the object while the Wi-Fi goes and comes. Returns the bytes that the line carried, and how long it took.
+async fn through_holes(home: &Path, served: &FarEnd, line: &str) -> (u64, Duration) {
+    let rule = format!("{line}=free");
+    let (url, proxy) = (&served.url, &served.proxy.address);
+    let arguments = [
+        "get", "--json", "-o", "got", url, "--prox", proxy, "--link", &rule,
+    ];
+    let began = Instant::now();
+    let child = cedos(home, &arguments).spawn().expect("start cedos");
+    let goes = async {
+        for hole in 0..HOLES {
+            // sleep: Wi-Fi is there for this long
+            tokio::time::sleep(STAY).await;
+            wifi_off();
+            // sleep: and away for this long
+            tokio::time::sleep(STAY).await;
+            wifi_on(&format!("198.51.100.{}", 20 + hole));
+        }
+    };
+    let ((), run) = tokio::join!(goes, ended(child));
+    let took = began.elapsed();
+    assert_eq!(run.code, 0, "{:#?} {}", run.events, run.errors);
+    let got = std::fs::read(home.join("got")).expect("the file");
+    assert!(got == object(HOLES_OBJECT_BYTES, 5), "other bytes");
+    std::fs::remove_file(home.join("got")).expect("removed");
+    let by_line = run.last()["bytes_by_link"][line].as_u64();
+    (by_line.unwrap_or(0), took)
+}
+
+#[test]
+fn a_radio_that_sleeps_while_wifi_works_carries_a_fifth_fewer_bytes_and_patches_holes_as_well() {
+    in_namespace(this_test!(), || async {
+        let home = tempfile::tempdir().expect("a directory");
+        let [near, far] = serial_cable(Some(11_520));
+        let place = home.path().to_owned();
+        let served = origin_namespace(move || async move {
+            let body = object(HOLES_OBJECT_BYTES, 5);
+            let origin = ScriptedOrigin::start_at("192.0.2.1", move |asked| {
+                OriginReply(proper(asked, &body, "\"v1\""), ReplyEnd::Close)
+            })
+            .await;
+            let proxy = ProxyProcess::start(&place, "192.0.2.1:0", &[]).await;
+            let to = ["--prox", proxy.listens_at()];
+            let bridge = BridgeProcess::start(&place, &near, &to).await;
+            FarEnd {
+                url: origin.url("/a"),
+                proxy,
+                bridge,
+            }
+        });
+        let line = format!("serial:{}@115200", far.device.display());
+        wifi_on("198.51.100.7");
+        let awake = through_holes(home.path(), &served, &line).await;
+        wifi_off();
+        wifi_on("198.51.100.8");
+        let asleep = through_holes(home.path(), &served, &format!("{line},sleep")).await;
+        println!("awake: {awake:?}, asleep beside Wi-Fi: {asleep:?}");
+        // It patches holes: some seconds of 12 at 11 kB/s.
+        assert!(asleep.0 > 30_000, "{asleep:?}");
+        assert!(asleep.0 as f64 <= 0.82 * awake.0 as f64, "{awake:?} {asleep:?}");
+        let slower = asleep.1.as_secs_f64() / awake.1.as_secs_f64();
+        assert!(slower <= 1.1, "{awake:?} {asleep:?}");
     });
 }
 

@@ -292,6 +292,17 @@ async fn service(
     notify: &Path,
     passed: &[(String, OwnedFd)],
 ) -> ProxyProcess {
+    service_with(directory, listen, &[], notify, passed).await
+}
+
+/// A proxy with more arguments as a service of the manager at this socket, which passes it these descriptors.
+async fn service_with(
+    directory: &Path,
+    listen: &str,
+    more: &[&str],
+    notify: &Path,
+    passed: &[(String, OwnedFd)],
+) -> ProxyProcess {
     // Numbers that are nobody's, from which a shell moves them to those of a service.
     let copies = passed.iter().map(|(_, descriptor)| {
         let copy = fcntl(descriptor, FcntlArg::F_DUPFD(COPIES_FROM)).unwrap();
@@ -312,7 +323,7 @@ async fn service(
     );
     let mut command = tokio::process::Command::new("bash");
     command.args(["-c", &script, "bash"]).arg(built("cedos"));
-    command.args(proxy_arguments(listen));
+    command.args(proxy_arguments(listen)).args(more);
     cedos_lab_rig::program::at_home(&mut command, directory);
     command.env("NOTIFY_SOCKET", notify);
     let log = directory.join("log");
@@ -371,4 +382,71 @@ async fn tunnels_go_on_at_the_service_that_systemd_starts_again() {
         assert!(told.iter().any(|it| it == text), "{told:?}");
     }
     tunnels.assert_whole().await;
+}
+
+#[tokio::test]
+async fn a_sleeping_tunnel_goes_on_after_a_crash_of_the_service() {
+    let directory = tempfile::tempdir().unwrap();
+    let notify = directory.path().join("notify");
+    let manager = UnixDatagram::bind(&notify).unwrap();
+    let free = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let listen = free.local_addr().unwrap().to_string();
+    drop(free);
+    let more = ["--sleep-after", "2s"];
+    let mut old = service_with(directory.path(), &listen, &more, &notify, &[]).await;
+    let links = ProvidedLinks::new();
+    links.add(ProvidedLink::new("wifi", IpAddr::from([127, 0, 0, 2])));
+    let options = DeviceOptions {
+        server: old.address.parse().unwrap(),
+        key: SecretKey::from_bytes([7; 32]),
+        config: EndpointConfig::default(),
+    };
+    let mut device = Device::with_attach(options, links.clone()).await.unwrap();
+    device.follow_links(links.subscribe(), |_| LinkUse::Free);
+    let (mut flow, mut server) = tunnel(&device).await;
+    exchange(&mut flow, &mut server, b"first").await;
+    // sleep: it is acknowledged a moment later, and nothing tells of it
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    links.remove("wifi");
+    let mut passed = Vec::new();
+    let name_of = |text: &str| -> Option<String> {
+        let name = text.split_once("\nFDNAME=")?.1;
+        let is_kept = text.starts_with("FDSTORE=1\n") && name.starts_with("cedos-slept.");
+        is_kept.then(|| name.to_owned())
+    };
+    until("the manager keeps the connection", || {
+        for (text, descriptors) in kept_by(&manager) {
+            let named = name_of(&text);
+            passed.extend(named.zip(descriptors.into_iter().next()));
+        }
+        !passed.is_empty()
+    })
+    .await;
+    assert_eq!(passed.len(), 1);
+    // sleep: the record of the session is on the disk a moment later, and nothing tells of it
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    old.child.kill().await.unwrap();
+    let new = service_with(directory.path(), &listen, &more, &notify, &passed).await;
+    let kept = passed[0].0.clone();
+    drop(passed);
+    assert_eq!(new.address, old.address);
+    // What the server sends meanwhile waits at the connection.
+    server.write_all(b"meanwhile").await.unwrap();
+    links.add(ProvidedLink::new("another", IpAddr::from([127, 0, 0, 3])));
+    let mut got = [0; 9];
+    within(flow.read_exact(&mut got)).await.unwrap();
+    assert_eq!(&got, b"meanwhile");
+    exchange(&mut flow, &mut server, b"second").await;
+    let mut told = Vec::new();
+    until("the manager forgets it", || {
+        told.extend(kept_by(&manager).into_iter().map(|(text, _)| text));
+        let forgets = format!("FDSTOREREMOVE=1\nFDNAME={kept}");
+        told.iter().any(|text| *text == forgets)
+    })
+    .await;
+    // It ends as any other.
+    flow.shutdown().await.unwrap();
+    assert_eq!(within(server.read(&mut [0])).await.unwrap(), 0);
+    server.shutdown().await.unwrap();
+    assert_eq!(within(flow.read(&mut [0])).await.unwrap(), 0);
 }

@@ -4,6 +4,7 @@
 mod evening;
 mod hostile;
 mod programs;
+mod radio;
 mod rules;
 mod scene;
 mod tunnel;

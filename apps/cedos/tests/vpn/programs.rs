@@ -11,12 +11,14 @@ use cedos_lab_rig::{PATIENCE, this_test};
 use nix::sys::signal::{Signal, kill};
 
 use crate::scene::{
-    OBSERVER, OBSERVER_PORT, OUTSIDE, OUTSIDE_IPV6, Scene, TUNNEL, ask, system_network, udp,
+    OBSERVER, OBSERVER_PORT, OUTSIDE, OUTSIDE_IPV6, SERVER_IPV6, Scene, TUNNEL, ask,
+    system_network, udp,
 };
 use crate::tunnel::{end, status};
 
 /// The device's own address on the Wi-Fi.
 const OWN: &str = "198.51.100.7";
+const OWN_IPV6: &str = "2001:db8::7";
 
 /// A cgroup of this test, which is gone with it.
 struct TestCgroup {
@@ -153,6 +155,46 @@ fn programs_of_a_cgroup_that_is_included_alone_go_in_and_lans_stay_outside() {
         assert!(TcpStream::connect((OUTSIDE_IPV6, 80)).is_ok());
         let six = cgroup.within(|| TcpStream::connect((OUTSIDE_IPV6, 80)));
         assert!(six.is_err());
+        end(&scene, vpn).await;
+        assert_eq!(system_network(), before);
+    });
+}
+
+#[test]
+fn ipv6_of_programs_goes_around_the_tunnel_or_alone_into_it() {
+    in_namespace_with(TUNNEL, this_test!(), || async {
+        let Some(cgroup) = TestCgroup::make() else {
+            return;
+        };
+        let scene = Scene::start_with("10.83.0.0/16,fd83::/64").await;
+        sh("ip -6 addr add 2001:db8::7/64 dev wlan0 nodad; ip -6 route add default dev wlan0");
+        let before = system_network();
+        let option = format!("cgroup:{}", cgroup.path());
+        let seen_by_six = || seen_by(OUTSIDE_IPV6);
+        assert_eq!(seen_by_six(), OWN_IPV6);
+        let vpn = scene.up(&["--exclude", &option, "--kill-switch"]).await;
+        assert_ne!(seen_by_six(), OWN_IPV6);
+        assert_eq!(cgroup.within(seen_by_six), OWN_IPV6);
+        end(&scene, vpn).await;
+        let vpn = scene.up(&["--include", &option]).await;
+        assert_eq!(seen_by_six(), OWN_IPV6);
+        assert_ne!(cgroup.within(seen_by_six), OWN_IPV6);
+        let within = || ask(&udp(&format!("[{SERVER_IPV6}]:7")), b"in").0;
+        assert_eq!(cgroup.within(within), b"in");
+        end(&scene, vpn).await;
+        let rule = format!("cgroup {} = free-only", cgroup.path());
+        let vpn = scene.up(&["--rule", &rule]).await;
+        cgroup.within(seen_by_six);
+        seen_by_six();
+        let counts = until_async("both are counted", async || {
+            let now = status(&scene).await;
+            let rules = &now["vpn"]["rules"];
+            let counts = [0, 1].map(|at| rules[at]["connections"]["total"].as_u64());
+            let count: u64 = counts.iter().flatten().sum();
+            (count >= 2).then_some(counts)
+        })
+        .await;
+        assert_eq!(counts, [Some(1), Some(1)]);
         end(&scene, vpn).await;
         assert_eq!(system_network(), before);
     });

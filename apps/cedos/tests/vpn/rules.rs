@@ -13,7 +13,8 @@ use nix::sys::socket::{setsockopt, sockopt};
 use serde_json::Value;
 
 use crate::scene::{
-    OBJECT_BYTES, PROXY_HOST, SERVER, STREAM_PORT, Scene, TUNNEL, Vpn, ask, system_network, udp,
+    OBJECT_BYTES, PROXY_HOST, SERVER, SERVER_IPV6, STREAM_PORT, Scene, TUNNEL, Vpn, ask,
+    system_network, udp,
 };
 use crate::tunnel::{connect, echo, end, status};
 
@@ -186,6 +187,68 @@ fn packets_use_metered_networks_only_where_their_rule_allows_it() {
         .await;
         end(&scene, vpn).await;
         wifi_on("198.51.100.7");
+        nothing_is_left(&before);
+    });
+}
+
+#[test]
+fn rules_hold_for_connections_and_packets_of_ipv6() {
+    in_namespace_with(TUNNEL, this_test!(), || async {
+        let scene = Scene::start_with("10.83.0.0/16,fd83::/64").await;
+        let before = system_network();
+        let rules = [
+            "--policy",
+            "free-only",
+            "--rule",
+            "udp port 7 = any",
+            "--rule",
+            "tcp port 7 = any",
+        ];
+        let vpn = scene
+            .up_over("wlan0=free", &[&COSTS[..], &rules].concat())
+            .await;
+        assert!(vpn.addresses.contains("fd83:"), "{}", vpn.addresses);
+        let echo_at = format!("[{SERVER_IPV6}]:7");
+        let mut call = TcpStream::connect(&echo_at).expect("connected");
+        call.set_read_timeout(Some(PATIENCE)).expect("a time");
+        echo(&mut call, b"begun");
+        assert_eq!(ask(&udp(&echo_at), b"a call").0, b"a call");
+        only_mobile_data();
+        ask(&udp(&echo_at), b"a call");
+        echo(&mut call, b"goes on");
+        // What no rule lets pay: packets are refused, and a connection waits.
+        let other = udp(&format!("[{SERVER_IPV6}]:9"));
+        let (sent_before, came_before) = (sent("wwan0"), received("wwan0"));
+        for _ in 0..300 {
+            other.send(&[7; 1_000]).expect("taken by the kernel");
+        }
+        let mut download = TcpStream::connect((SERVER_IPV6, 80)).expect("connected");
+        download
+            .write_all(b"GET / HTTP/1.1\r\n\r\n")
+            .expect("writable");
+        let now = until_async("they are refused", async || {
+            let now = status(&scene).await;
+            (rule(&now, 2)["packets"]["refused"].as_u64() >= Some(300)).then_some(now)
+        })
+        .await;
+        for _ in 0..20 {
+            echo(&mut call, &[7; 1_000]);
+        }
+        assert!(sent("wwan0") - sent_before < OVERHEAD_BYTES, "{now}");
+        assert!(received("wwan0") - came_before < OVERHEAD_BYTES, "{now}");
+        let wait = Some(Duration::from_millis(1));
+        download.set_read_timeout(wait).expect("a time");
+        let read = download.read(&mut [0; 1_000]).expect_err("nothing came");
+        assert_eq!(read.kind(), ErrorKind::WouldBlock);
+        assert!(rule(&now, 0)["packets"]["metered_bytes"].as_u64() > Some(0));
+        wifi_on("198.51.100.7");
+        download.set_read_timeout(Some(PATIENCE)).expect("a time");
+        download.read_exact(&mut [0; 100_000]).expect("it comes");
+        let now = status(&scene).await;
+        assert_eq!(rule(&now, 1)["connections"]["total"], 1, "{now}");
+        assert_eq!(rule(&now, 2)["connections"]["metered_bytes"], 0, "{now}");
+        drop((call, download));
+        end(&scene, vpn).await;
         nothing_is_left(&before);
     });
 }

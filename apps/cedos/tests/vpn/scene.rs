@@ -37,6 +37,7 @@ pub const TUNNEL: NamespaceNeeds = NamespaceNeeds::new(
 
 pub const PROXY_HOST: &str = "192.0.2.1";
 pub const SERVER: &str = "198.18.0.2";
+pub const SERVER_IPV6: &str = "2001:db8:2::2";
 /// The Wi-Fi's router, which is reached without the VPN: a name server, and an echo at port 80.
 pub const OUTSIDE: &str = "198.51.100.1";
 /// An address behind the router, with an echo at port 80.
@@ -244,10 +245,18 @@ fn start_server() {
         is_joined.recv().expect("it joins");
         sh("ip link set lo up
             ip link set eth0 up
-            ip addr add 198.18.0.2/24 dev eth0");
+            ip addr add 198.18.0.2/24 dev eth0
+            ip addr add 2001:db8:2::2/64 dev eth0 nodad");
         std::thread::spawn(|| echo_datagrams(7, b""));
         std::thread::spawn(|| echo_datagrams(53, NAME_ANSWER));
         std::thread::spawn(stream_datagrams);
+        let datagrams = UdpSocket::bind((SERVER_IPV6, 7)).expect("a port");
+        std::thread::spawn(move || answer_datagrams(&datagrams, b""));
+        let served: [(u16, fn(TcpStream)); 2] = [(7, echo_stream), (80, serve_object)];
+        for (port, serve) in served {
+            let listener = TcpListener::bind((SERVER_IPV6, port)).expect("a port");
+            std::thread::spawn(move || each(&listener, serve));
+        }
         let streams = TcpListener::bind((SERVER, 7)).expect("a port");
         let web = TcpListener::bind((SERVER, 80)).expect("a port");
         std::thread::spawn(move || each(&streams, echo_stream));
@@ -257,6 +266,7 @@ fn start_server() {
     sh(&format!(
         "ip link add srv0 type veth peer name eth0 netns {server}
          ip addr add 198.18.0.1/24 dev srv0
+         ip addr add 2001:db8:2::1/64 dev srv0 nodad
          ip link set srv0 up"
     ));
     joined.send(()).expect("it waits");
@@ -273,7 +283,7 @@ fn start_outside() {
     let streams = TcpListener::bind((OUTSIDE, 80)).expect("a port");
     std::thread::spawn(move || each(&streams, echo_stream));
     sh(&format!("ip addr add {OBSERVER}/32 dev lo"));
-    for host in [OBSERVER, OUTSIDE] {
+    for host in [OBSERVER, OUTSIDE, OUTSIDE_IPV6] {
         let observer = TcpListener::bind((host, OBSERVER_PORT)).expect("a port");
         std::thread::spawn(move || each(&observer, answer_with_address));
     }
@@ -362,8 +372,9 @@ fn answer_datagrams(socket: &UdpSocket, before: &[u8]) {
 
 /// A socket of the device, for queries of the server.
 pub fn udp(to: &str) -> UdpSocket {
-    let socket = UdpSocket::bind("0.0.0.0:0").expect("a port");
     let to: SocketAddr = to.parse().expect("an address");
+    let any = if to.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
+    let socket = UdpSocket::bind(any).expect("a port");
     socket.connect(to).expect("a route");
     let wait = Some(Duration::from_millis(100));
     socket.set_read_timeout(wait).expect("a length of time");

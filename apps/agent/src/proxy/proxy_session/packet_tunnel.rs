@@ -5,8 +5,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use d2tp_driver::{Connection, ContextInbox, Flow, FlowIo as _, FlowSettings};
-use d2tp_tunnel::{CapsuleReader, METERED_ANSWERS, METERED_FIELD, PACKETS_UNREAD_MAX};
-use http::HeaderMap;
+use d2tp_tunnel::{
+    CapsuleReader, HEADERS_BY_RULES, HEADERS_FIELD, HeaderContext, METERED_ANSWERS, METERED_FIELD,
+    PACKETS_UNREAD_MAX,
+};
+use http::{HeaderMap, HeaderValue};
 use tokio::io::{AsyncWriteExt as _, ReadHalf, WriteHalf};
 
 use super::ProxySession;
@@ -42,6 +45,8 @@ pub struct PacketTunnel {
     pub addresses: Vec<IpAddr>,
     /// The proxy's addresses inside the tunnel, at which its name server answers.
     pub gateways: Vec<IpAddr>,
+    /// How headers of packets may be compressed; none if the proxy does not do that.
+    pub headers: Option<HeaderContext>,
     /// The session, for packets to the proxy.
     pub connection: Connection,
     /// Packets from the proxy.
@@ -131,6 +136,7 @@ impl ProxySession {
             line: self.clone(),
             addresses: Vec::new(),
             gateways: Vec::new(),
+            headers: None,
             connection,
             inbox,
             came_in_flow: false,
@@ -138,6 +144,10 @@ impl ProxySession {
         let fields = fields?;
         opened.addresses = addresses(&fields, "tunnel-address");
         opened.gateways = addresses(&fields, "tunnel-gateway");
+        let by_rules = |value: &HeaderValue| value == HEADERS_BY_RULES;
+        if fields.get(HEADERS_FIELD).is_some_and(by_rules) {
+            opened.headers = header_context(&opened.addresses);
+        }
         match opened.addresses.iter().any(IpAddr::is_ipv4) {
             true => Ok(opened),
             false => Err(unavailable("the proxy named no inner address")),
@@ -155,7 +165,8 @@ impl ProxySession {
             MeteredPackets::AnswersOnly => format!("{METERED_FIELD}: {METERED_ANSWERS}\r\n"),
         };
         let written = async {
-            io.write_all(format!("{REQUEST}{field}\r\n").as_bytes())
+            let headers = format!("{HEADERS_FIELD}: {HEADERS_BY_RULES}\r\n");
+            io.write_all(format!("{REQUEST}{field}{headers}\r\n").as_bytes())
                 .await?;
             io.flush().await
         };
@@ -172,6 +183,19 @@ impl ProxySession {
             }
         }
     }
+}
+
+/// The context of headers for a client with these addresses; none without one of IPv4.
+fn header_context(addresses: &[IpAddr]) -> Option<HeaderContext> {
+    let v4 = addresses.iter().find_map(|address| match address {
+        IpAddr::V4(v4) => Some(*v4),
+        IpAddr::V6(_) => None,
+    });
+    let v6 = addresses.iter().find_map(|address| match address {
+        IpAddr::V6(v6) => Some(*v6),
+        IpAddr::V4(_) => None,
+    });
+    Some(HeaderContext::of_client(v4?, v6))
 }
 
 /// The addresses in a field of the answer.

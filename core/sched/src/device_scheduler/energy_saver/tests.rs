@@ -418,3 +418,31 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_link_that_sleeps_carries_nothing_and_its_client_waits_where_there_is_no_other() {
+    const RADIO: &str = "serial:/dev/ttyUSB0@115200,sleep";
+    let links = [(RADIO, LinkClass::Free, 5_000)];
+    let mut device = Device::new(EnergySaving::Never, BATTERY, &links);
+    let mut download = device.download(10_000_000, None);
+    let decision = device.second(&mut download);
+    assert!(matches!(decision.choice, LinkChoice::Use { index: 0, .. }));
+    device.scheduler.set_sleeping([RADIO.to_owned()].into());
+    let decision = device.second(&mut download);
+    assert_eq!(decision.resting, BTreeSet::from([RADIO.to_owned()]));
+    assert!(why(&decision).contains("sleeps"), "{}", why(&decision));
+    let is_waiting = matches!(
+        decision.choice,
+        LinkChoice::Wait {
+            reason: LinkWaitReason::SavesEnergy,
+            ..
+        }
+    );
+    assert!(is_waiting, "{decision:?}");
+    device.links.push((link("wlan0", LinkClass::Free), 1_000_000));
+    let decision = device.second(&mut download);
+    assert!(matches!(decision.choice, LinkChoice::Use { index: 1, .. }));
+    assert_eq!(decision.resting, BTreeSet::from([RADIO.to_owned()]));
+    device.scheduler.set_sleeping(BTreeSet::new());
+    assert!(device.second(&mut download).resting.is_empty());
+}
