@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use d2tp_session::{Addresses, LinkId, StreamPathId};
 use d2tp_stream::{PacketReceiver, PacketSender, StreamConnection, StreamEnd};
+use tokio::time::Instant;
 
 use crate::clock;
 use crate::driver_core::{DriverCore, DriverShared};
@@ -16,6 +17,10 @@ const CLOSE_MAX: Duration = Duration::from_secs(1); // a guess
 /// What a server reads from a stream that no admitted device uses: more than a handshake and a request to be enrolled take.
 /// Larger: strangers keep the server busier, by as much with each connection.
 const UNPROVEN_BYTES_MAX: usize = 64 * 1024; // R-STREAM-8; a guess: fifty packets
+/// How long a stream with more than that is not read, until the session of an admitted device has answered by it.
+const PROVEN_WITHIN: Duration = Duration::from_secs(1); // a guess: a turn of the engine, on a busy machine
+/// How often it is looked whether a session has answered.
+const PROVEN_LOOK_EVERY: Duration = Duration::from_millis(5);
 
 impl DriverCore {
     /// A link number that was never used.
@@ -76,12 +81,12 @@ impl OpenStream {
                 Ok(batch) => batch,
                 Err(end) => return end,
             };
-            let worker = self.signals.worker.lock();
-            let Some(shared) = self.shared_by(*worker) else {
-                return StreamEnd::Closed;
-            };
-            let now = clock::now();
-            let is_device = {
+            let (shared, is_device) = {
+                let worker = self.signals.worker.lock();
+                let Some(shared) = self.shared_by(*worker) else {
+                    return StreamEnd::Closed;
+                };
+                let now = clock::now();
                 let mut inner = shared.inner.lock();
                 for packet in batch.packets() {
                     let stride = packet.len();
@@ -96,17 +101,39 @@ impl OpenStream {
                 if unproven.is_some() && inner.core.client_of_stream(self.stream).is_some() {
                     unproven = None;
                 }
-                !inner.accepts
+                let is_device = !inner.accepts;
+                drop(inner);
+                (shared, is_device)
             };
-            drop(worker);
             shared.wake();
             if unproven.is_some_and(|bytes| bytes > UNPROVEN_BYTES_MAX) {
-                return StreamEnd::Closed;
+                if !self.is_proven_soon().await {
+                    return StreamEnd::Closed;
+                }
+                unproven = None;
             }
             if is_device {
                 shared.notify_activity();
             }
         }
+    }
+
+    /// Whether a session of an admitted device sends by the stream; none if the worker that has it is gone.
+    fn is_proven(&self) -> Option<bool> {
+        let worker = self.signals.worker.lock();
+        let shared = self.shared_by(*worker)?;
+        let inner = shared.inner.lock();
+        Some(inner.core.client_of_stream(self.stream).is_some())
+    }
+
+    /// Whether an admitted device uses the stream, or does a moment later: its first packets may come together, before its
+    /// session has answered any.
+    async fn is_proven_soon(&self) -> bool {
+        let until = Instant::now() + PROVEN_WITHIN;
+        while self.is_proven() == Some(false) && Instant::now() < until {
+            tokio::time::sleep(PROVEN_LOOK_EVERY).await;
+        }
+        self.is_proven() == Some(true)
     }
 
     async fn send(&self, sender: &mut PacketSender) -> StreamEnd {

@@ -8,7 +8,7 @@ use cedos_lab_rig::namespace::{in_namespace, sh};
 use cedos_lab_rig::this_test;
 use cedos_lab_rig::wait::{until, within};
 use d2tp_driver::{
-    Admission, Attach, Attachment, Device, DeviceOptions, EndpointConfig, MemoryPool,
+    Admission, Attach, Attachment, Device, DeviceOptions, EndpointConfig, FlowSettings, MemoryPool,
     ProvidedLinks, PublicKey, SecretKey, Server, ServerAddress, ServerOptions, StreamIdentity,
     TcpStreamAcceptor,
 };
@@ -224,6 +224,23 @@ async fn a_stranger_sends_little_by_a_stream_and_a_device_as_much_as_it_likes() 
     within(exchanged).await.expect("the stream stays open");
     // What opened the flow comes before it.
     assert_eq!(back.last(), Some(&7));
+}
+
+#[tokio::test]
+async fn a_device_may_send_much_with_its_first_packets() {
+    let (server, at) = server_of_streams("127.0.0.1", &MemoryPool::new(100 * MEMORY_BYTES));
+    let silent = UdpSocket::bind("127.0.0.1:0").expect("a port");
+    let device = device_of_streams(&server, &silent, at).await;
+    let mut near = device.open(FlowSettings::default()).expect("a flow");
+    let body = vec![7; 1_000_000];
+    let mut read = vec![0; body.len()];
+    let reading = async {
+        let mut far = server.accept().await.expect("a flow");
+        far.read_exact(&mut read).await
+    };
+    let both = async { tokio::try_join!(near.write_all(&body), reading) };
+    within(both).await.expect("the stream stays open");
+    assert!(read == body);
 }
 
 #[tokio::test]
