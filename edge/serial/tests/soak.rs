@@ -16,11 +16,11 @@ const RATE: u64 = 20_000;
 /// One in so many bytes is changed.
 const NOISE_ONE_IN: u64 = 3_000;
 /// How long the device stays plugged in.
-const PLUGGED: Duration = Duration::from_secs(8);
+const PLUGGED: Duration = Duration::from_secs(20);
 /// How long it stays away.
 const UNPLUGGED: Duration = Duration::from_millis(500);
-/// How long a mobile waits for an answer.
-const ANSWER: Duration = Duration::from_secs(3);
+/// How long a mobile waits for an answer: several turns of all, on a busy machine.
+const ANSWER: Duration = Duration::from_secs(6);
 /// Mobiles that ask and wait for answers.
 const ASKERS: usize = 3;
 
@@ -180,7 +180,7 @@ async fn soak(time: Duration, options: &str) {
         counts.answered.load(Ordering::Relaxed),
     );
     // sleep: some questions and answers
-    tokio::time::sleep(Duration::from_secs(6)).await;
+    tokio::time::sleep(2 * ANSWER).await;
     let asked = counts.asked.load(Ordering::Relaxed);
     let answered = counts.answered.load(Ordering::Relaxed);
     assert!(tasks.iter().all(|task| !task.is_finished()) && !runs.is_finished());
