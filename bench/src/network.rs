@@ -191,7 +191,12 @@ async fn bring_up_lo(handle: &rtnetlink::Handle) -> Result<()> {
     Ok(handle.link().set(lo).execute().await?)
 }
 
-async fn bring_up(handle: &rtnetlink::Handle, link: &str, address: Ipv4Addr, mtu: u32) -> Result<()> {
+async fn bring_up(
+    handle: &rtnetlink::Handle,
+    link: &str,
+    address: Ipv4Addr,
+    mtu: u32,
+) -> Result<()> {
     use futures_util::TryStreamExt;
     let found = handle
         .link()

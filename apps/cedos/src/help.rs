@@ -292,7 +292,7 @@ pub const EXAMPLES: &[(&str, [&str; 2])] = &[
         "bridge",
         [
             "cedos bridge --serial /dev/ttyUSB0 --prox proxy.example.org",
-            "cedos bridge --serial /dev/ttyACM0 --baud 9600 --kiss N0CALL-1 --half-duplex --prox 192.0.2.1:4433",
+            "cedos bridge --serial /dev/ttyACM0 --baud 9600 --kiss N0CALL-1 --poll --prox 192.0.2.1:4433",
         ],
     ),
     (

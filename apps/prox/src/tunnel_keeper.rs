@@ -106,7 +106,10 @@ mod tests {
             let number = 0x0123_4567_89ab_cdef ^ u64::from(bits);
             let name = KeptTunnelName::of(number, &client, &remainder).unwrap();
             // sd_notify(3): at most 255 characters of ASCII, and no colon.
-            assert!(name.len() < 255 && name.is_ascii() && !name.contains(':'), "{name}");
+            assert!(
+                name.len() < 255 && name.is_ascii() && !name.contains(':'),
+                "{name}"
+            );
             let read = KeptTunnelName::parse(&name).unwrap();
             assert_eq!((read.number, read.client), (number, client));
             assert_eq!(read.remainder, remainder);

@@ -201,7 +201,9 @@ fn datagram_bytes(address: SocketAddr) -> Result<usize> {
     let connected = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     connected.connect(address)?;
     let mtu = getsockopt(&connected, sockopt::IpMtu).context("no MTU of the route")?;
-    let payload = usize::try_from(mtu).unwrap_or(0).saturating_sub(HEADERS_BYTES);
+    let payload = usize::try_from(mtu)
+        .unwrap_or(0)
+        .saturating_sub(HEADERS_BYTES);
     Ok(payload.clamp(HEADERS_BYTES, DATAGRAM_BYTES_MAX))
 }
 

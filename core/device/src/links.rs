@@ -456,9 +456,8 @@ impl DeviceLinks {
     /// any changed.
     fn apply_rest(&mut self) -> bool {
         let pays = self.pays();
-        let works = |link: &TrackedLink| {
-            !link.facts.sleeps && link.is_wanted(pays) && link.answers.is_up()
-        };
+        let works =
+            |link: &TrackedLink| !link.facts.sleeps && link.is_wanted(pays) && link.answers.is_up();
         let lets_sleep = self.links.values().any(works);
         let is_to_rest = |link: &TrackedLink| {
             self.resting.contains(&*link.facts.name) || (lets_sleep && link.facts.sleeps)

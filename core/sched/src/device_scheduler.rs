@@ -228,9 +228,7 @@ impl DeviceScheduler {
     fn let_sleep(&self, report: &ClientReport, decision: &mut ClientDecision) {
         let sleeps = |link: &LinkCandidate| self.sleeping.contains(&link.name);
         let names = report.candidates.iter().filter(|link| sleeps(link));
-        decision
-            .resting
-            .extend(names.map(|link| link.name.clone()));
+        decision.resting.extend(names.map(|link| link.name.clone()));
         let LinkChoice::Use { index, .. } = &decision.choice else {
             return;
         };
@@ -239,9 +237,8 @@ impl DeviceScheduler {
             return;
         }
         let mut others = report.candidates.iter();
-        let is_other = |link: &LinkCandidate| {
-            !sleeps(link) && !link.stalled && link.class == LinkClass::Free
-        };
+        let is_other =
+            |link: &LinkCandidate| !sleeps(link) && !link.stalled && link.class == LinkClass::Free;
         let why = format!(
             "{} sleeps: another network is expected before it could answer",
             chosen.name

@@ -266,7 +266,10 @@ mod tests {
         assert_eq!(search(ipv4(1472), 1280).0, 1252);
         assert_eq!(search(ipv4(1472), 1200).0, 1200);
         assert_eq!(search(ipv4(JUMBO), 9000), (DATAGRAM_MAX_BYTES, 0));
-        assert_eq!(search(MtuDiscovery::new(JUMBO, true), 9000), (DATAGRAM_MAX_BYTES - 20, 0));
+        assert_eq!(
+            search(MtuDiscovery::new(JUMBO, true), 9000),
+            (DATAGRAM_MAX_BYTES - 20, 0)
+        );
         // A full Ethernet frame first: nothing is lost on the usual paths before it is used.
         assert_eq!(search(ipv4(JUMBO), 1472), (1472, 2));
         assert_eq!(search(MtuDiscovery::new(JUMBO, true), 1452), (1452, 2));

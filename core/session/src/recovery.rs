@@ -333,9 +333,8 @@ impl Recovery {
     /// Handles that the newest probe of the datagram size never left this host: neither an answer to it nor its loss is
     /// waited for.
     pub(crate) fn retract_mtu_probe(&mut self) {
-        let is_probe = |sent: &&mut SentPacket| {
-            sent.mtu_probe && sent.state == PacketState::Outstanding
-        };
+        let is_probe =
+            |sent: &&mut SentPacket| sent.mtu_probe && sent.state == PacketState::Outstanding;
         if let Some(probe) = self.sent.iter_mut().rev().find(is_probe) {
             probe.state = PacketState::Done;
             self.in_flight -= u64::from(probe.bytes);

@@ -190,7 +190,10 @@ mod tests {
         ] {
             path.addresses.remote = remote;
             path.set_carrier(&config);
-            assert_eq!((path.mtu.current(), path.mtu.probe(u64::MAX)), (bytes, None));
+            assert_eq!(
+                (path.mtu.current(), path.mtu.probe(u64::MAX)),
+                (bytes, None)
+            );
         }
     }
 

@@ -22,9 +22,7 @@ use crate::mtu::MtuDiscovery;
 use crate::path::SessionPath;
 use crate::session::Session;
 use crate::session_state::{Role, SessionState};
-use crate::stream_path_state::{
-    STREAM_ROOM_BYTES, StreamPathId, StreamPathState, StreamWindow,
-};
+use crate::stream_path_state::{STREAM_ROOM_BYTES, StreamPathId, StreamPathState, StreamWindow};
 
 impl SessionPath {
     /// Whether the path uses a reliable ordered stream.

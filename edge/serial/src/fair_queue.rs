@@ -111,7 +111,9 @@ impl FairQueue {
 
     /// Bytes of a station that wait.
     pub fn bytes_of(&self, address: StationAddress) -> usize {
-        self.stations.get(&address).map_or(0, |station| station.bytes)
+        self.stations
+            .get(&address)
+            .map_or(0, |station| station.bytes)
     }
 }
 
@@ -162,7 +164,10 @@ mod tests {
         }
         assert_eq!(queue.pop_of(StationAddress(1)), None);
         assert_eq!((queue.bytes_of(StationAddress(1)), queue.bytes()), (0, 100));
-        assert_eq!(queue.pop().map(|(address, _)| address), Some(StationAddress(2)));
+        assert_eq!(
+            queue.pop().map(|(address, _)| address),
+            Some(StationAddress(2))
+        );
         assert!(queue.stations.is_empty() && queue.turns.is_empty());
     }
 

@@ -257,7 +257,11 @@ mod tests {
         ] {
             let mut bytes = content.to_vec();
             bytes.extend(crc32fast::hash(content).to_be_bytes());
-            assert_eq!(LinkFrame::decode(&bytes), Err(FrameFault::Unknown), "{content:?}");
+            assert_eq!(
+                LinkFrame::decode(&bytes),
+                Err(FrameFault::Unknown),
+                "{content:?}"
+            );
         }
     }
 }

@@ -296,16 +296,14 @@ impl PortShared {
                 return None;
             }
             FrameBody::Whole(packet) => packet.to_vec(),
-            FrameBody::Fragment(part) => {
-                match reassembly.on_fragment(now, address, part) {
-                    Reassembled::Packet(packet) => packet,
-                    Reassembled::Incomplete => return None,
-                    Reassembled::Dropped => {
-                        counts.contradicting += 1;
-                        return None;
-                    }
+            FrameBody::Fragment(part) => match reassembly.on_fragment(now, address, part) {
+                Reassembled::Packet(packet) => packet,
+                Reassembled::Incomplete => return None,
+                Reassembled::Dropped => {
+                    counts.contradicting += 1;
+                    return None;
                 }
-            }
+            },
         };
         counts.packets_in += 1;
         Some(LinkPacket {

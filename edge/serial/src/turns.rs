@@ -218,7 +218,9 @@ impl PacketFramer {
 /// The bytes that a mobile, or the bridge, sends in a turn: one frame at least.
 fn turn_bytes(line: &SerialLine) -> usize {
     let in_time = u64::from(line.bytes_per_second()) * TURN_TIME.as_millis() as u64 / 1_000;
-    (in_time as usize).max(line.frame_bytes_max()).min(u16::MAX.into())
+    (in_time as usize)
+        .max(line.frame_bytes_max())
+        .min(u16::MAX.into())
 }
 
 /// A mobile as the bridge polls it.

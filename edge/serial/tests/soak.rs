@@ -16,11 +16,11 @@ const RATE: u64 = 20_000;
 /// One in so many bytes is changed.
 const NOISE_ONE_IN: u64 = 3_000;
 /// How long the device stays plugged in.
-const PLUGGED: Duration = Duration::from_secs(8);
+const PLUGGED: Duration = Duration::from_secs(20);
 /// How long it stays away.
 const UNPLUGGED: Duration = Duration::from_millis(500);
-/// How long a mobile waits for an answer.
-const ANSWER: Duration = Duration::from_secs(3);
+/// How long a mobile waits for an answer: several turns of all, on a busy machine.
+const ANSWER: Duration = Duration::from_secs(6);
 /// Mobiles that ask and wait for answers.
 const ASKERS: usize = 3;
 
@@ -108,7 +108,10 @@ fn open_descriptors() -> usize {
 /// Resident bytes of this process.
 fn resident_bytes() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
-    let pages = statm.split(' ').nth(1).and_then(|text| text.parse::<u64>().ok());
+    let pages = statm
+        .split(' ')
+        .nth(1)
+        .and_then(|text| text.parse::<u64>().ok());
     pages.unwrap() * 4_096
 }
 
@@ -141,7 +144,14 @@ async fn soak(time: Duration, options: &str) {
             })
             .await;
     });
-    let at_mobiles = named(&far.device, if options.is_empty() { "" } else { ",half-duplex" });
+    let at_mobiles = named(
+        &far.device,
+        if options.is_empty() {
+            ""
+        } else {
+            ",half-duplex"
+        },
+    );
     let counts = Arc::new(AskedCounts::default());
     let mut tasks = Vec::new();
     for number in 0..ASKERS {
@@ -180,7 +190,7 @@ async fn soak(time: Duration, options: &str) {
         counts.answered.load(Ordering::Relaxed),
     );
     // sleep: some questions and answers
-    tokio::time::sleep(Duration::from_secs(6)).await;
+    tokio::time::sleep(2 * ANSWER).await;
     let asked = counts.asked.load(Ordering::Relaxed);
     let answered = counts.answered.load(Ordering::Relaxed);
     assert!(tasks.iter().all(|task| !task.is_finished()) && !runs.is_finished());
@@ -194,10 +204,17 @@ async fn soak(time: Duration, options: &str) {
     // One of each mobile may be under way.
     assert!(answered_since + ASKERS as u64 >= asked_since && answered_since > 0);
     assert!(answered * 2 > asked, "{answered} of {asked}");
-    assert_eq!(opened.load(Ordering::Relaxed), told.load(Ordering::Relaxed) + 1);
+    assert_eq!(
+        opened.load(Ordering::Relaxed),
+        told.load(Ordering::Relaxed) + 1
+    );
     assert!(line.noise > 0);
     // One more terminal, its cable, and what the bridge opens for them.
-    assert!(open_descriptors() <= descriptors + 6, "{} and {descriptors}", open_descriptors());
+    assert!(
+        open_descriptors() <= descriptors + 6,
+        "{} and {descriptors}",
+        open_descriptors()
+    );
     assert!(grown < 16 << 20, "{grown} bytes");
     runs.abort();
     tasks.iter().for_each(|task| task.abort());

@@ -49,7 +49,10 @@ async fn sent_at_once(options: &str) -> (Vec<usize>, String) {
     }
     senders.iter().for_each(|sender| sender.abort());
     let of = |mobile: &MobileStation| bytes.get(&mobile.address()).copied().unwrap_or(0);
-    (mobiles.iter().map(of).collect(), bridge.counts().to_string())
+    (
+        mobiles.iter().map(of).collect(),
+        bridge.counts().to_string(),
+    )
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -137,7 +137,11 @@ impl HeaderContext {
         if let Some(label) = fields.label {
             extra |= SENDS_LABEL;
             let label = label.to_be_bytes();
-            bytes.extend(if own.is_ipv6() { &label[1..] } else { &label[2..] });
+            bytes.extend(if own.is_ipv6() {
+                &label[1..]
+            } else {
+                &label[2..]
+            });
         }
         match other {
             IpAddr::V4(other) => bytes.extend(other.octets()),
@@ -246,7 +250,8 @@ fn fields_v4(packet: &[u8]) -> Option<(RuleFields, &[u8])> {
         && header[6] & !DONT_FRAGMENT == 0
         && header[7] == 0
         && sum(header) == u16::MAX;
-    let address = |at: usize| Ipv4Addr::new(header[at], header[at + 1], header[at + 2], header[at + 3]);
+    let address =
+        |at: usize| Ipv4Addr::new(header[at], header[at + 1], header[at + 2], header[at + 3]);
     let may_fragment = header[6] & DONT_FRAGMENT == 0;
     let label = may_fragment.then(|| number(&header[4..6]));
     let fields = RuleFields {
@@ -288,10 +293,23 @@ fn header(fields: &RuleFields, bytes: usize) -> Option<Vec<u8>> {
     match (fields.source, fields.destination) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
             let length = u16::try_from(IPV4_HEADER + bytes).ok()?;
-            let fragments = if fields.label.is_some() { 0 } else { DONT_FRAGMENT };
+            let fragments = if fields.label.is_some() {
+                0
+            } else {
+                DONT_FRAGMENT
+            };
             let mut header = vec![0x45, class];
             header.extend(length.to_be_bytes());
-            header.extend([label[2], label[3], fragments, 0, hops, fields.protocol, 0, 0]);
+            header.extend([
+                label[2],
+                label[3],
+                fragments,
+                0,
+                hops,
+                fields.protocol,
+                0,
+                0,
+            ]);
             header.extend(source.octets());
             header.extend(destination.octets());
             let checksum = !sum(&header);
@@ -300,7 +318,12 @@ fn header(fields: &RuleFields, bytes: usize) -> Option<Vec<u8>> {
         }
         (IpAddr::V6(source), IpAddr::V6(destination)) => {
             let length = u16::try_from(bytes).ok()?;
-            let mut header = vec![0x60 | class >> 4, class << 4 | label[1] & 0xf, label[2], label[3]];
+            let mut header = vec![
+                0x60 | class >> 4,
+                class << 4 | label[1] & 0xf,
+                label[2],
+                label[3],
+            ];
             header.extend(length.to_be_bytes());
             header.extend([fields.protocol, hops]);
             header.extend(source.octets());
@@ -370,7 +393,9 @@ fn transport_sum(fields: &RuleFields, transport: &[u8]) -> u16 {
 
 /// The number that some bytes are.
 fn number(bytes: &[u8]) -> u32 {
-    bytes.iter().fold(0, |number, byte| number << 8 | u32::from(*byte))
+    bytes
+        .iter()
+        .fold(0, |number, byte| number << 8 | u32::from(*byte))
 }
 
 #[cfg(test)]
@@ -392,7 +417,12 @@ mod tests {
     }
 
     /// A packet of the client to another host with right checksums, by the fields and the transport without its checksum.
-    fn packet(is_v6: bool, protocol: u8, mut transport: Vec<u8>, change: fn(&mut RuleFields)) -> Vec<u8> {
+    fn packet(
+        is_v6: bool,
+        protocol: u8,
+        mut transport: Vec<u8>,
+        change: fn(&mut RuleFields),
+    ) -> Vec<u8> {
         let (source, destination) = match is_v6 {
             true => (own_v6().into(), "2001:db8::1".parse().unwrap()),
             false => (OWN_V4.into(), OTHER_V4.into()),
@@ -427,7 +457,9 @@ mod tests {
 
     /// A segment with timestamps.
     fn tcp(content: &[u8]) -> Vec<u8> {
-        let mut tcp = vec![0x9c, 0x40, 0x01, 0xbb, 1, 2, 3, 4, 5, 6, 7, 8, 0x80, 0x18, 0x02, 0, 0, 0, 0, 0];
+        let mut tcp = vec![
+            0x9c, 0x40, 0x01, 0xbb, 1, 2, 3, 4, 5, 6, 7, 8, 0x80, 0x18, 0x02, 0, 0, 0, 0, 0,
+        ];
         tcp.extend([1, 1, 8, 10, 0, 0, 1, 2, 0, 0, 3, 4]);
         tcp.extend(content);
         tcp
@@ -458,7 +490,11 @@ mod tests {
         ] {
             let packet = packet(is_v6, protocol, transport, |_| {});
             assert_eq!(packet.len(), before + content.len());
-            assert_eq!(crosses(&packet), after + content.len(), "{protocol} {is_v6}");
+            assert_eq!(
+                crosses(&packet),
+                after + content.len(),
+                "{protocol} {is_v6}"
+            );
         }
     }
 
@@ -474,7 +510,11 @@ mod tests {
         for change in changes {
             for odd in 0..2 {
                 for is_v6 in [false, true] {
-                    let icmp = if is_v6 { PROTOCOL_ICMPV6 } else { PROTOCOL_ICMP };
+                    let icmp = if is_v6 {
+                        PROTOCOL_ICMPV6
+                    } else {
+                        PROTOCOL_ICMP
+                    };
                     let content = vec![0xa5; 20 + odd];
                     crosses(&packet(is_v6, PROTOCOL_UDP, udp(&content), change));
                     crosses(&packet(is_v6, PROTOCOL_TCP, tcp(&content), change));
@@ -493,7 +533,10 @@ mod tests {
         });
         assert_eq!(client.compress(&answer), None, "it is not from the client");
         let compressed = proxy.compress(&answer).unwrap();
-        assert_eq!(compressed[..6], [0x10 + KINDS * SENDS_HOPS, 53, 192, 0, 2, 1]);
+        assert_eq!(
+            compressed[..6],
+            [0x10 + KINDS * SENDS_HOPS, 53, 192, 0, 2, 1]
+        );
         assert_eq!(client.expand(&compressed).as_deref(), Some(&answer[..]));
     }
 
@@ -521,7 +564,10 @@ mod tests {
         assert_eq!(client.compress(&gre), None, "another transport");
         let mut urgent = tcp(b"content");
         urgent[13] |= URGENT_FLAG;
-        assert_eq!(client.compress(&packet(false, PROTOCOL_TCP, urgent, |_| {})), None);
+        assert_eq!(
+            client.compress(&packet(false, PROTOCOL_TCP, urgent, |_| {})),
+            None
+        );
     }
 
     #[test]

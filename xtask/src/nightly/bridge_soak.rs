@@ -11,13 +11,23 @@ use super::night_report::NightPart;
 
 /// The test programs.
 const PROGRAMS: [&str; 7] = [
-    "test", "-p", "d2tp-serial", "--locked", "--lib", "--test", "soak",
+    "test",
+    "-p",
+    "d2tp-serial",
+    "--locked",
+    "--lib",
+    "--test",
+    "soak",
 ];
 /// The programs, their tests, and whether these take as long as they are told.
 const SOAKS: [(&str, &str, bool); 3] = [
     ("serial d2tp_serial", "six_hours_of_a_polled_air", false),
     ("serial soak", "a_bridge_lives_through_half_an_hour", true),
-    ("serial soak", "a_bridge_that_polls_lives_through_half_an_hour", true),
+    (
+        "serial soak",
+        "a_bridge_that_polls_lives_through_half_an_hour",
+        true,
+    ),
 ];
 /// How long a soak on pseudo-terminals is, at most and at least.
 const SOAK_S: (u64, u64) = (1_800, 30);
@@ -34,7 +44,10 @@ pub fn run(_: &NightContext, budget: Duration) -> Result<NightPart> {
     let mut texts = Vec::new();
     for (name, test, is_timed) in SOAKS {
         let Some(program) = programs.iter().find(|program| program.name == name) else {
-            return Ok(NightPart::failed(format!("there is no `{name}`"), json!({})));
+            return Ok(NightPart::failed(
+                format!("there is no `{name}`"),
+                json!({}),
+            ));
         };
         let mut command = program.command();
         command
@@ -46,7 +59,10 @@ pub fn run(_: &NightContext, budget: Duration) -> Result<NightPart> {
             let figures = json!({"test": test, "seconds": seconds});
             return Ok(NightPart::failed(ended.end(30), figures));
         }
-        let said = ended.output.lines().find(|line| line.contains(" s: ") || line.contains("answered"));
+        let said = ended
+            .output
+            .lines()
+            .find(|line| line.contains(" s: ") || line.contains("answered"));
         texts.push(said.unwrap_or(test).to_owned());
     }
     let figures = json!({"virtual_hours": 6, "seconds": seconds, "said": texts});

@@ -29,7 +29,8 @@ pub struct ContactRecord {
 impl ContactRecord {
     /// The device's speed in the outage in metres per second, if its position was known.
     pub fn speed(&self) -> Option<f32> {
-        self.metres.map(|metres| metres / self.seconds.max(SECONDS_STEP))
+        self.metres
+            .map(|metres| metres / self.seconds.max(SECONDS_STEP))
     }
 }
 
@@ -107,7 +108,10 @@ mod tests {
         let bridge = DeviceLocation::at(897_752.3, 5_844_300.7);
         let forecasts = BTreeMap::from([
             ("Wi-Fi".to_owned(), forecast(&[(home, 40), (bridge, 7)], 3)),
-            ("carrier:26201 wwan0".to_owned(), forecast(&[(bridge, 200)], 1)),
+            (
+                "carrier:26201 wwan0".to_owned(),
+                forecast(&[(bridge, 200)], 1),
+            ),
         ]);
         let records = anonymous(&forecasts);
         assert_eq!(records.len(), 7);
@@ -122,7 +126,12 @@ mod tests {
         let (at_home, at_bridge, cellular) = (of(40.0), of(7.0), of(200.0));
         assert_eq!((at_home.len(), at_bridge.len(), cellular.len()), (3, 3, 1));
         assert!(at_home.iter().all(|place| *place == at_home[0]));
-        assert!(at_bridge.iter().chain(&cellular).all(|place| *place != at_home[0]));
+        assert!(
+            at_bridge
+                .iter()
+                .chain(&cellular)
+                .all(|place| *place != at_home[0])
+        );
         assert_eq!(at_bridge[0], cellular[0]);
         let moved = records.iter().find(|record| record.seconds == 7.0).unwrap();
         assert_eq!(moved.speed(), Some(0.0));

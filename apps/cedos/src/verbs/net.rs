@@ -119,7 +119,11 @@ fn print_contacts(as_json: bool) -> anyhow::Result<()> {
             false => {
                 let text = |number: Option<f32>| number.map_or_else(String::new, |n| n.to_string());
                 let (link, place, seconds) = (record.link, record.place, record.seconds);
-                format!("{link},{place},{seconds},{},{}", text(record.metres), text(speed))
+                format!(
+                    "{link},{place},{seconds},{},{}",
+                    text(record.metres),
+                    text(speed)
+                )
             }
         });
     }

@@ -276,7 +276,10 @@ fn a_radio_that_sleeps_while_wifi_works_carries_a_fifth_fewer_bytes_and_patches_
         println!("awake: {awake:?}, asleep beside Wi-Fi: {asleep:?}");
         // It patches holes: some seconds of 12 at 11 kB/s.
         assert!(asleep.0 > 30_000, "{asleep:?}");
-        assert!(asleep.0 as f64 <= 0.82 * awake.0 as f64, "{awake:?} {asleep:?}");
+        assert!(
+            asleep.0 as f64 <= 0.82 * awake.0 as f64,
+            "{awake:?} {asleep:?}"
+        );
         let slower = asleep.1.as_secs_f64() / awake.1.as_secs_f64();
         assert!(slower <= 1.1, "{awake:?} {asleep:?}");
     });

@@ -133,9 +133,17 @@ fn disks_that_are_full_or_not_writable_and_a_clock_that_nothing_keeps_are_named(
         sh(&format!(
             "mkdir {small}; mount -t tmpfs -o size=1m t {small}; mount -t tmpfs t /run"
         ));
-        run(home.path(), &["config", "set", "directories.downloads", place.to_str().unwrap()])
-            .await
-            .ends_with(0, "changed");
+        run(
+            home.path(),
+            &[
+                "config",
+                "set",
+                "directories.downloads",
+                place.to_str().unwrap(),
+            ],
+        )
+        .await
+        .ends_with(0, "changed");
         let found = Checkup::at(home.path(), &["--no-prox"]).await;
         found.has("disk for downloads", "note", "make room");
         found.has("disk for the state", "good", "free in");

@@ -267,6 +267,7 @@ fn start_server() {
         "ip link add srv0 type veth peer name eth0 netns {server}
          ip addr add 198.18.0.1/24 dev srv0
          ip addr add 2001:db8:2::1/64 dev srv0 nodad
+         echo 1 > /proc/sys/net/ipv6/conf/all/forwarding
          ip link set srv0 up"
     ));
     joined.send(()).expect("it waits");

@@ -490,7 +490,12 @@ fn jumbo_frames_are_used_where_the_link_carries_them_and_after_much_payload() {
         let server = p.server.session(p.server_session().unwrap()).unwrap();
         server.path_stats()[0].clone()
     };
-    for (link_carries, found) in [(8_972, 8_972), (9_000, 8_972), (8_000, 1_472), (1_472, 1_472)] {
+    for (link_carries, found) in [
+        (8_972, 8_972),
+        (9_000, 8_972),
+        (8_000, 1_472),
+        (1_472, 1_472),
+    ] {
         let mut p = Pair::new();
         let wire = p.wires.get_mut(&0).unwrap();
         (wire.datagram_max, wire.rate) = (link_carries, 2_000_000);

@@ -172,7 +172,9 @@ impl TestAir {
         station.wake_at = Some(now);
         station.turns.on_heard(now);
         let mut found = Vec::new();
-        station.reader.read(bytes, |delimited| found.push(delimited));
+        station
+            .reader
+            .read(bytes, |delimited| found.push(delimited));
         for delimited in found {
             let Delimited::Frame(content) = delimited else {
                 station.turns.on_noise();

@@ -439,7 +439,9 @@ fn a_link_that_sleeps_carries_nothing_and_its_client_waits_where_there_is_no_oth
         }
     );
     assert!(is_waiting, "{decision:?}");
-    device.links.push((link("wlan0", LinkClass::Free), 1_000_000));
+    device
+        .links
+        .push((link("wlan0", LinkClass::Free), 1_000_000));
     let decision = device.second(&mut download);
     assert!(matches!(decision.choice, LinkChoice::Use { index: 1, .. }));
     assert_eq!(decision.resting, BTreeSet::from([RADIO.to_owned()]));

@@ -228,7 +228,8 @@ fn a_datagram_said_to_be_too_big_makes_none_smaller_than_the_least_and_stalls_no
         let at_server = pair.server_session().unwrap();
         let at_device = pair.session;
         for (end, id) in [(&mut pair.server, at_server), (&mut pair.device, at_device)] {
-            end.with(id, |s| s.on_too_big(now, LinkId(0), size)).unwrap();
+            end.with(id, |s| s.on_too_big(now, LinkId(0), size))
+                .unwrap();
         }
         assert!(
             pair.step(until),
