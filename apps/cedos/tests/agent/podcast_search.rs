@@ -213,7 +213,7 @@ async fn key_and_index_are_set_on_the_page_of_settings_and_searched_on_the_page_
     let mode = secret.metadata().expect("it is").permissions().mode();
     assert_eq!(mode & 0o077, 0, "others can read it: {mode:o}");
     let named = home
-        .run(&["config", "get", "podcasts.index_secret_file"])
+        .run(&["config", "show", "podcasts.index_secret_file"])
         .await;
     let named = String::from_utf8(named.output).expect("text");
     assert!(named.contains("podcast-index.secret"), "{named}");

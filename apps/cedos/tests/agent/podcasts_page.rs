@@ -5,7 +5,7 @@ use std::path::Path;
 use cedos_lab_rig::origin::{OriginReply, ReplyEnd, ScriptedOrigin, reply};
 use cedos_lab_rig::wait::until_async;
 use cedos_readycast::{
-    ChannelId, DownloadOutcome, EpisodeId, EpisodeQuery, Library, RefreshOutcome,
+    ChannelId, ChannelRule, DownloadOutcome, EpisodeId, EpisodeQuery, Library, RefreshOutcome,
 };
 use jiff::Timestamp;
 use sha2::{Digest, Sha256};
@@ -187,8 +187,12 @@ async fn a_position_is_stored_and_shown_and_the_audio_is_served_by_ranges() {
 async fn what_was_begun_is_on_the_first_page_and_the_order_of_hearing_on_the_queues() {
     let mut stored = None;
     let home = PageHome::prepared(|home| {
-        let (library, _, episode) = library(home, "Morning");
+        let (library, channel, episode) = library(home, "Morning");
         make_ready(home, &library, episode);
+        // What was heard stays here.
+        let mut rule = ChannelRule::default();
+        rule.keep.unplayed_only = false;
+        library.set_channel_rule(channel, &rule).expect("stored");
         stored = Some(episode);
     })
     .await;
