@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use bytes::Bytes;
+use cedos_terminal::print_stderr;
 use d2tp_session::{EndpointConfig, FlowId, FlowOptions, Session, SessionEvent, Span, Time};
 
 use super::answer_start::AnswerStart;
@@ -312,10 +313,10 @@ pub fn be_at_every_quota(context: &AttackContext) -> Result<AttackTally> {
         .filter(|(limit, _)| !attack.reached.contains(limit));
     let missed: Vec<&str> = missed.map(|(limit, _)| *limit).collect();
     if !missed.is_empty() {
-        eprintln!(
+        print_stderr(&format!(
             "limits that the attack did not reach: {}",
             missed.join(", ")
-        );
+        ));
     }
     attack.tally.limits_left = missed.len() as u64;
     Ok(attack.tally)

@@ -19,7 +19,7 @@ const CLOSE_MAX: Duration = Duration::from_secs(1); // a guess
 const UNPROVEN_BYTES_MAX: usize = 64 * 1024; // R-STREAM-8; a guess: fifty packets
 /// How long a stream with more than that is not read, until the session of an admitted device has answered by it.
 const PROVEN_WITHIN: Duration = Duration::from_secs(1); // a guess: a turn of the engine, on a busy machine
-/// How often it is looked whether a session has answered.
+/// How often a stream that waits to be proved looks whether a session has answered.
 const PROVEN_LOOK_EVERY: Duration = Duration::from_millis(5);
 
 impl DriverCore {

@@ -76,29 +76,29 @@ pub(crate) struct OutgoingFrame {
 /// What a station does next.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum LineStep {
-    /// It sends a frame.
+    /// The station sends a frame.
     Send(OutgoingFrame),
-    /// It waits until something is heard or queued, or until this time.
+    /// The station waits until something is heard or queued, or until this time.
     Wait(Option<Instant>),
 }
 
 /// What becomes of a frame that was heard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FrameUse {
-    /// It carries a packet, or a part of one.
+    /// The frame carries a packet, or a part of one.
     Packet,
-    /// It was about turns.
+    /// The frame was about turns.
     Turn,
-    /// It carries a packet that the mobile was not allowed to send.
+    /// The frame carries a packet that the mobile was not allowed to send.
     OutOfTurn,
 }
 
 /// The turns of one station of a line.
 #[derive(Debug)]
 pub(crate) enum LineTurns {
-    /// Those of a bridge that polls.
+    /// The turns of a bridge that polls.
     Leader(Box<TurnLeader>),
-    /// Those of every other station.
+    /// The turns of every other station.
     Station(Box<StationTurns>),
 }
 
@@ -226,11 +226,11 @@ fn turn_bytes(line: &SerialLine) -> usize {
 /// A mobile as the bridge polls it.
 #[derive(Debug)]
 struct PolledStation {
-    /// When it is polled next.
+    /// When the mobile is polled next.
     due: Instant,
     /// When its last poll had left, until it is heard, however late.
     polled_at: Option<Instant>,
-    /// Whether it was heard since its last poll.
+    /// Whether the mobile was heard since its last poll.
     has_answered: bool,
     /// Turns in a row without content.
     empty: u8,
@@ -238,22 +238,22 @@ struct PolledStation {
     missed: u8,
     /// Bytes of frames that it may still send.
     allowance: usize,
-    /// Whether it has sent something in this turn.
+    /// Whether the mobile has sent something in this turn.
     has_sent: bool,
 }
 
-/// Whose the line is, as the bridge sees it.
+/// Who may use the line, as the bridge sees it.
 #[derive(Clone, Copy, Debug)]
 enum LeaderState {
-    /// The bridge's.
+    /// The bridge itself.
     Own,
-    /// That of a mobile that was polled, until it has been silent for long, and at the latest until then.
+    /// A mobile that was polled, until it has been silent for long, and at the latest until then.
     Polled {
         station: StationAddress,
         until: Instant,
         latest: Instant,
     },
-    /// That of mobiles that are not polled.
+    /// Mobiles that are not polled.
     Invited {
         began: Instant,
         until: Instant,
@@ -567,7 +567,7 @@ struct OwnStation {
     polled_at: Option<Instant>,
     /// Whether the bridge was told that bytes wait, so that it will poll.
     has_told: bool,
-    /// How long it waited for its last poll after that.
+    /// How long the station waited for its last poll after it had told so.
     waited: Duration,
 }
 

@@ -13,11 +13,11 @@ use tokio::task::JoinHandle;
 
 /// Bytes per second of the cable.
 const RATE: u64 = 20_000;
-/// One in so many bytes is changed.
+/// Of how many bytes one is changed.
 const NOISE_ONE_IN: u64 = 3_000;
 /// How long the device stays plugged in.
 const PLUGGED: Duration = Duration::from_secs(20);
-/// How long it stays away.
+/// How long the device stays away once it is unplugged.
 const UNPLUGGED: Duration = Duration::from_millis(500);
 /// How long a mobile waits for an answer: several turns of all, on a busy machine.
 const ANSWER: Duration = Duration::from_secs(6);

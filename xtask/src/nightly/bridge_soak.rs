@@ -34,7 +34,7 @@ const SOAK_S: (u64, u64) = (1_800, 30);
 /// How much longer than that it may take.
 const GRACE: Duration = Duration::from_secs(5 * 60); // a guess: six hours in virtual time, on a busy machine
 
-/// Runs all of them, one after the other.
+/// Runs the soaks of the bridge, one after the other.
 pub fn run(_: &NightContext, budget: Duration) -> Result<NightPart> {
     let Some(programs) = crate::test_programs::build(&PROGRAMS)? else {
         return Ok(NightPart::failed("the tests cannot be built", json!({})));

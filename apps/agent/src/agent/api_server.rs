@@ -9,7 +9,7 @@ use tokio::io::BufReader;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::api::{AgentRequest, PodcastRequest, TermsChange, error_response, ok_response};
 use super::api_lines::{next_line, write_line};
@@ -17,7 +17,7 @@ use super::idle::ConnectionCount;
 use super::page::PagePort;
 use super::queue::{self, QUEUED_MAX, SavedDeadline, SavedTransfer, TransferIntent};
 use super::sockets;
-use super::state::{Agent, lock};
+use super::state::{Agent, AgentEventReceiver, lock};
 use super::transfer_task::TransferTask;
 use crate::fetch::jobs::{self, JobState};
 use crate::fetch::outcome::TransferFailure;
@@ -33,7 +33,6 @@ const VISITORS_MAX: usize = 64; // a guess
 const PROGRAMS_MAX: usize = 256; // a guess: descriptors are a thousand
 
 type ApiResult = Result<Value, TransferFailure>;
-type AgentEventReceiver = broadcast::Receiver<(u64, Value)>;
 
 /// Serves requests of the agent's own user only.
 pub(super) async fn serve(

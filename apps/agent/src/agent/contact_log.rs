@@ -20,7 +20,7 @@ pub struct ContactRecord {
     pub link: &'static str,
     /// The number of the place where it began; outages with one number began at one place.
     pub place: usize,
-    /// How long it lasted, in seconds.
+    /// How long the outage lasted, in seconds.
     pub seconds: f32,
     /// How far the device went meanwhile, in metres, if its position was known.
     pub metres: Option<f32>,

@@ -26,6 +26,7 @@ const PRINTING: [&str; 46] = [
     "key gen --json",
     "net",
     "net ls --json",
+    "net contacts",
     "ls --json",
     "budget",
     "budget show --json",
@@ -56,7 +57,6 @@ const PRINTING: [&str; 46] = [
     "cast list --json",
     "cast queue --json",
     "cast next --json",
-    "cast continue",
     "cast log --json",
     "cast apps",
     "cast apps --json",
@@ -99,7 +99,7 @@ const TRANSFERS: [(&str, i32, i32); 19] = [
 ];
 
 /// The verbs that are not tried, by the beginnings of their command lines, and why.
-const NOT_TRIED: [(&str, &str); 24] = [
+const NOT_TRIED: [(&str, &str); 25] = [
     ("agent", "prints to standard error alone"),
     ("bridge", "prints to standard error alone"),
     ("play", "what its program prints is the program's"),
@@ -121,6 +121,7 @@ const NOT_TRIED: [(&str, &str); 24] = [
     ("cast index", "needs a directory of podcasts"),
     ("cast backup", "replaces no file, so it cannot be repeated"),
     ("cast export", "writes to a file"),
+    ("cast continue", "needs an episode that was begun"),
     ("cast opml import", "needs a feed"),
     ("cast sync", "needs a server of the gpodder API"),
     ("cast", "about channels: needs a feed"),

@@ -7,6 +7,6 @@ pub(in super::super) enum IndexProgress {
     Downloading(u64),
     /// Its file is being read.
     Reading,
-    /// It was not made, and why.
+    /// The index was not made, and why.
     Failed(String),
 }

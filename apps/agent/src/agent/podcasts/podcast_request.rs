@@ -58,7 +58,7 @@ pub enum PodcastRequest {
         /// The episode to move; one that is not on this device is asked for.
         #[serde(default)]
         episode: Option<EpisodeId>,
-        /// Where it is moved to.
+        /// Where the episode is moved to.
         #[serde(default)]
         to: UpNextMove,
         /// Whether the order is that of publication again.

@@ -76,10 +76,10 @@ struct BegunRow {
     id: i64,
     title: String,
     channel_title: String,
-    /// How far it was heard, and what is left.
+    /// How far the episode was heard, and what is left.
     heard: String,
     percent: Option<u8>,
-    /// Whether it is on this device.
+    /// Whether the episode is on this device.
     is_here: bool,
 }
 

@@ -46,7 +46,7 @@ const MARKS: [(f64, &str); 10] = [
 pub(super) struct ChartedDownload<'a> {
     pub(super) title: &'a str,
     pub(super) deadline: Timestamp,
-    /// How much of it has come.
+    /// How much of the download has come.
     pub(super) percent: Option<u8>,
     pub(super) promise: Option<DeadlinePromise>,
 }
