@@ -51,9 +51,14 @@ impl std::ops::Deref for Blocked {
 impl Blocked {
     /// `streams`: where D2Prox listens for streams.
     fn new(streams: &'static str) -> Blocked {
+        Blocked::with(streams, &[])
+    }
+
+    /// With more arguments for D2Prox.
+    fn with(streams: &'static str, more: &'static [&'static str]) -> Blocked {
         let home = tempfile::tempdir().expect("a directory");
         let place = home.path().to_owned();
-        let served = origin_namespace(move || origin_and_proxy(place, streams));
+        let served = origin_namespace(move || origin_and_proxy(place, streams, more));
         Blocked { home, served }
     }
 
@@ -81,7 +86,7 @@ impl Blocked {
     }
 }
 
-async fn origin_and_proxy(home: PathBuf, streams: &'static str) -> Served {
+async fn origin_and_proxy(home: PathBuf, streams: &'static str, more: &[&str]) -> Served {
     let udp = BlockedUdp::on("ap0");
     let origin = ScriptedOrigin::start_at("192.0.2.1", origins).await;
     let taking = ScriptedOrigin::play(|request, mut stream| async move {
@@ -97,8 +102,8 @@ async fn origin_and_proxy(home: PathBuf, streams: &'static str) -> Served {
         }
     });
     let put_url = taking.await.url("/place");
-    let more = ["--stream-listen", streams];
-    let proxy = ProxyProcess::start(&home, "192.0.2.1:0", &more).await;
+    let arguments = [&["--stream-listen", streams], more].concat();
+    let proxy = ProxyProcess::start(&home, "192.0.2.1:0", &arguments).await;
     Served {
         url: origin.url("/object"),
         put_url,
@@ -141,6 +146,26 @@ fn a_download_and_an_upload_travel_in_a_stream_where_udp_is_blocked() {
         assert_eq!(put.last()["status"], 201);
         let carried = sent("wlan0") - before;
         assert!(carried < most, "{carried} bytes for {OBJECT_BYTES}");
+    });
+}
+
+#[test]
+fn devices_travel_in_streams_to_a_proxy_with_several_workers() {
+    in_namespace(this_test!(), || async {
+        let blocked = Blocked::with("192.0.2.1:0", &["--workers", "3", "--allow-any-client"]);
+        wifi_on("198.51.100.7");
+        // A worker has all sessions of a device, and each of these has a key of its own.
+        for device in 0..4 {
+            let home = blocked.path().join(format!("device-{device}"));
+            std::fs::create_dir(&home).expect("a directory");
+            let proxy = &blocked.proxy.address;
+            let arguments = ["get", "--json", "-o", "out", &blocked.url, "--prox", proxy];
+            let run_of = run(&home, &arguments).await;
+            assert_eq!(run_of.code, 0, "{:#?}\n{}", run_of.events, run_of.errors);
+            let got = std::fs::read(home.join("out")).expect("the file");
+            assert!(got == object(OBJECT_BYTES, 1), "other bytes");
+            assert_all_by("wlan0", &run_of);
+        }
     });
 }
 

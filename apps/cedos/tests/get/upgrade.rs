@@ -268,25 +268,6 @@ async fn the_sockets_of_110_workers_are_taken_over_in_several_messages() {
 }
 
 #[tokio::test]
-async fn devices_in_streams_are_served_by_several_workers_and_go_on_after_an_upgrade() {
-    let directory = tempfile::tempdir().unwrap();
-    let origin = origin().await;
-    let options = ["--workers", "3", "--stream-listen", "127.0.0.1:0"];
-    let mut old = proxy(directory.path(), "127.0.0.1:0", &options, "old.log").await;
-    // Nobody answers there, as in a network that blocks UDP.
-    let silent = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-    let silent_at = silent.local_addr().unwrap().to_string();
-    let address = old.address.replace(old.listens_at(), &silent_at);
-    let fleet = Fleet::start(directory.path(), &origin, &address).await;
-    let more = [&options[..], &["--upgrade"]].concat();
-    let new = proxy(directory.path(), old.listens_at(), &more, "new.log").await;
-    assert_eq!(new.address, old.address);
-    let status = tokio::time::timeout(PATIENCE, old.child.wait()).await;
-    assert!(status.expect("the old process ends").unwrap().success());
-    fleet.assert_whole(&origin).await;
-}
-
-#[tokio::test]
 async fn a_new_process_that_cannot_serve_leaves_the_old_one_serving() {
     let directory = tempfile::tempdir().unwrap();
     let origin = origin().await;
