@@ -148,7 +148,17 @@ pub async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
     tell(vec![Finding::good("version", version())]);
     let settings = UserSettings::load(None);
     tell(vec![settings_finding(&settings)]);
-    let (key, found) = check_key();
+    let (key, found) = match &settings {
+        Ok(_) => check_key(),
+        Err(_) => (
+            None,
+            Finding::note(
+                "key",
+                "not looked for: the settings say where it is",
+                "correct the settings first",
+            ),
+        ),
+    };
     tell(vec![found]);
     tell(check_networks().await);
     let settings = settings.unwrap_or_default();

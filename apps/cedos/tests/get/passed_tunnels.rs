@@ -441,7 +441,7 @@ async fn a_sleeping_tunnel_goes_on_after_a_crash_of_the_service() {
     until("the manager forgets it", || {
         told.extend(kept_by(&manager).into_iter().map(|(text, _)| text));
         let forgets = format!("FDSTOREREMOVE=1\nFDNAME={kept}");
-        told.iter().any(|text| *text == forgets)
+        told.contains(&forgets)
     })
     .await;
     // It ends as any other.

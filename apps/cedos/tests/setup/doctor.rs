@@ -53,7 +53,7 @@ async fn settings_that_make_no_sense_are_named_and_all_else_is_checked_too() {
     let found = Checkup::at(home.path(), &["--no-prox"]).await;
     assert_eq!(found.exit_code, 1);
     found.has("settings", "bad", "policy");
-    found.has("key", "note", "cedos join");
+    found.has("key", "note", "correct the settings");
     found.has("proxy", "note", "cedos prox invite");
     found.has("sockets per network", "good", "bind");
     found.has("NetworkManager", "note", "[[network]]");

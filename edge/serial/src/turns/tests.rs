@@ -278,9 +278,9 @@ fn without_turns_mobiles_that_do_not_hear_each_other_destroy_what_they_send() {
     let (mut sent, mut arrived) = ([0; 4], 0);
     let began = air.now;
     while air.now < began + Duration::from_secs(60) {
-        for mobile in 1..=3 {
-            while air.send(mobile, mobile, &packet(mobile, sent[mobile], 400)) {
-                sent[mobile] += 1;
+        for (mobile, sent) in sent.iter_mut().enumerate().skip(1) {
+            while air.send(mobile, mobile, &packet(mobile, *sent, 400)) {
+                *sent += 1;
             }
         }
         air.run_for(Duration::from_millis(200));
@@ -417,7 +417,7 @@ fn soak(seconds: u64) -> SoakFigures {
         bytes: vec![0; VISITOR + 1],
         ..SoakFigures::default()
     };
-    let mut sent = vec![0_u32; VISITOR + 1];
+    let mut sent = [0_u32; VISITOR + 1];
     let mut waiting: BTreeMap<(usize, u32), Instant> = BTreeMap::new();
     let began = air.now;
     for second in 0..seconds {
