@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 
 /// Bytes per second of the cable.
 const RATE: u64 = 20_000;
-/// Of how many bytes one is changed.
+/// The noise on the cable changes one byte in so many.
 const NOISE_ONE_IN: u64 = 3_000;
 /// How long the device stays plugged in.
 const PLUGGED: Duration = Duration::from_secs(20);
