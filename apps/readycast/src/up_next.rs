@@ -58,7 +58,8 @@ pub fn priority_of_place(place: Option<u32>) -> u8 {
 const UP_NEXT: &str = "FROM episodes e JOIN channels c ON c.id = e.channel
      WHERE e.played = 0 AND e.id IN (
         SELECT id FROM episodes WHERE state <> 0 AND state IN (:ready, :downloading)
-        UNION SELECT id FROM episodes WHERE own_deadline IS NOT NULL AND state = :new)
+        UNION SELECT id FROM episodes INDEXED BY episodes_with_deadline
+            WHERE own_deadline IS NOT NULL AND state = :new)
      ORDER BY e.up_next IS NULL, e.up_next, e.published, e.id LIMIT :limit";
 
 /// Selects the episodes that were begun, the one that was heard last first.

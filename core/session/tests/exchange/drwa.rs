@@ -105,7 +105,8 @@ fn an_upload_is_held_by_the_server_until_the_path_moves() {
     // R-DRWA-3: behind another address is another way; three times as far is not bloated there.
     p.wires.get_mut(&0).unwrap().delay = MS.times(60);
     p.attach(0, "192.0.2.77:7777");
-    upload_for(&mut p, flow, MS.times(1_000));
+    // Later its own queue is found, and held.
+    upload_for(&mut p, flow, MS.times(500));
     assert_eq!(device_path(&p).limit, None);
 }
 

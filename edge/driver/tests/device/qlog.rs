@@ -5,9 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::support::{active, at, device, flow, server, wifi};
+use crate::support::{active, at, device, flow, server, server_with, wifi};
 use cedos_lab_rig::wait::{until, within};
-use d2tp_driver::{ProvidedLink, ProvidedLinks, Qlog, TraceLevel};
+use d2tp_driver::{EndpointConfig, ProvidedLink, ProvidedLinks, Qlog, TraceLevel};
 use d2tp_links::CostClass;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -222,7 +222,12 @@ async fn a_disk_that_hangs_delays_nothing_and_what_was_dropped_is_counted() {
         Ok(Box::new(StuckDisk(stuck, kept.clone())) as Box<dyn Write + Send>)
     });
     let log = Qlog::with_writers(open, TraceLevel::Packets).unwrap();
-    let (server, links) = (server(), ProvidedLinks::new());
+    // Without jumbo frames, so that there are many packets.
+    let config = EndpointConfig {
+        mtu_max: 1472,
+        ..EndpointConfig::default()
+    };
+    let (server, links) = (server_with(config), ProvidedLinks::new());
     let device = device(&server, &links, links.clone()).await;
     device.log_to(&log);
     links.add(wifi(2));
