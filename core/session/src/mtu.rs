@@ -154,16 +154,18 @@ impl MtuDiscovery {
     pub(crate) fn on_abandoned(&mut self) {
         self.in_flight = false;
     }
-    /// Handles the error of a socket that refused this size.
-    pub(crate) fn on_too_big(&mut self, now: Time, size: u16) {
-        if size > self.current {
-            if self.next.is_some_and(|next| next >= size) {
-                self.failures = PROBES_MAX;
-                self.on_probe_lost(now);
-            }
-        } else {
+    /// Handles the error of a socket that refused this size. Returns true if it refused the probe that was just sent.
+    pub(crate) fn on_too_big(&mut self, now: Time, size: u16) -> bool {
+        if size <= self.current {
             self.search_below(size);
+            return false;
         }
+        let refused = self.in_flight && self.next == Some(size);
+        if self.next.is_some_and(|next| next >= size) {
+            self.failures = PROBES_MAX;
+            self.on_probe_lost(now);
+        }
+        refused
     }
     /// Records the loss of an ordinary packet of `size` bytes. Returns true if the path is a black hole
     /// for that size.

@@ -379,11 +379,11 @@ impl Session {
     /// Handles the error of a socket that refused a datagram of this size.
     pub fn on_too_big(&mut self, now: Time, link: LinkId, size: usize) {
         for path in self.paths.iter_mut().filter(|p| p.addresses.link == link) {
-            if size > path.mtu.current() {
+            let size = size.min(usize::from(u16::MAX)) as u16;
+            // A probe of another size, on another path of the link, may still be answered.
+            if path.mtu.on_too_big(now, size) {
                 path.recovery.retract_mtu_probe();
             }
-            path.mtu
-                .on_too_big(now, size.min(usize::from(u16::MAX)) as u16);
             let datagram = path.mtu.current() as u64;
             path.recovery.controller.set_datagram(datagram);
         }
