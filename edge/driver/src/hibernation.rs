@@ -187,14 +187,12 @@ fn send_early(inner: &mut DriverCore, id: SessionId, flow: FlowId, offset: u64) 
 fn on_awake(inner: &mut DriverCore, id: SessionId) {
     let Some(key) = key_of(inner, id) else { return };
     let flows = inner.core.session(id).map(|s| s.flow_ids());
+    // Nothing of a session is stored before its device has confirmed.
+    let is_stored = inner.hibernation.keys.contains_key(&id);
     for flow in flows.into_iter().flatten() {
         if let Some(entry) = inner.flows.get(&(id, flow)) {
             // Early data opened the flow, and it was kept before the device confirmed.
-            if let Some(memo) = entry
-                .memo
-                .clone()
-                .filter(|_| !inner.hibernation.keys.contains_key(&id))
-            {
+            if let Some(memo) = entry.memo.clone().filter(|_| !is_stored) {
                 keep(inner, id, flow, memo);
             }
             continue;

@@ -5,7 +5,6 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use cedos_lab_rig::latency_proxy::LatencyProxy;
@@ -20,8 +19,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::net::TcpListener;
 
-use crate::nodes::{Balancer, Nodes, ObjectSizes, SIZE};
-use crate::nodes_bucket::{LARGE, SLOW, SMALL, until_removed, whole_copies, with_server};
+use crate::nodes::{Balancer, Nodes, ObjectSizes};
+use crate::nodes_bucket::{LARGE, SMALL, until_removed, whole_copies, with_server};
 use crate::prox_bucket::{BucketServer, PART, s3_answer, s3_service};
 
 /// The variables by which the process learns that it is the server, where its folder is, and where it listens.
@@ -287,50 +286,14 @@ async fn what_runs_goes_on(fault: BucketFault) {
         BucketFault::Full => BucketDisk::Small,
         _ => BucketDisk::Folder,
     };
-    let Some((nodes, mut server)) = with_process(disk, SMALL).await else {
+    let Some((nodes, server)) = with_process(disk, SMALL).await else {
         return;
     };
-    std::fs::write(nodes.path().join("slow.toml"), SLOW).unwrap();
-    let mut first = nodes.start("a", &["--config", "slow.toml"]).await;
-    let second = nodes.start("b", &["--config", "slow.toml"]).await;
-    server.set(fault);
-    let balancer = Balancer::start(first.listens_at().parse().unwrap()).await;
-    let key = first.address.rsplit('/').next().unwrap();
-    let at = format!("d2tp://{}/{key}", balancer.address);
-    let downloads = nodes.download_at(40, &at, "/whole").await;
     // A server that is stopped is given up after two minutes, which no test waits for.
-    let fails_soon = fault != BucketFault::Stopped;
-    if fails_soon {
-        until("the first node says that the bucket fails", || {
-            nodes.has_said("a", "the bucket of copies fails")
-        })
-        .await;
-    }
-    let before = downloads.received();
-    until("they go on", || downloads.received() > before).await;
-    assert_eq!(server.parts(), Vec::<u64>::new());
-    server.mend(fault).await;
-    if fails_soon {
-        until("the bucket works again", || {
-            nodes.has_said("a", "works again")
-        })
-        .await;
-    }
-    // What the devices have not got yet is what the bucket gets now, so that another node goes on.
-    let undelivered = || {
-        let all = downloads.progress.iter();
-        all.filter(|one| one.bytes.load(Ordering::SeqCst) < SIZE as u64)
-            .count()
-    };
-    until("the bucket has all that is under way", || {
-        server.parts().len() >= undelivered()
-    })
-    .await;
-    assert!(undelivered() > 0, "they run");
-    first.child.kill().await.unwrap();
-    balancer.move_to(&second);
-    nodes.assert_whole(downloads).await;
-    assert!(nodes.has_said("b", "takes over a copy from the bucket"));
+    let is_noticed = fault != BucketFault::Stopped;
+    let fail = |server: &mut BucketProcess| server.set(fault);
+    let mend = async |server: &mut BucketProcess| server.mend(fault).await;
+    crate::nodes_bucket::what_runs_goes_on(&nodes, server, is_noticed, fail, mend).await;
 }
 
 #[tokio::test]

@@ -31,8 +31,20 @@ pub(crate) const SMALL: ObjectSizes = ObjectSizes {
     next_from: 0,
 };
 
-/// The rate that a node allows each client, so that downloads are under way when their copies are complete.
-pub(crate) const SLOW: &str = "client_down_bytes_per_s = 300000\n";
+/// The rate at which the second node lets each client have its downloads.
+const SLOW: &str = "client_down_bytes_per_s = 300000\n";
+/// The rate of the first node, at which downloads take more than a minute: all are under way when it is killed.
+const SLOWEST: &str = "client_down_bytes_per_s = 30000\n";
+
+/// Starts the first node, which lets clients have their downloads very slowly, and the second one.
+async fn slow_nodes(nodes: &Nodes) -> (ProxyProcess, ProxyProcess) {
+    std::fs::write(nodes.path().join("slow.toml"), SLOW).unwrap();
+    std::fs::write(nodes.path().join("slowest.toml"), SLOWEST).unwrap();
+    (
+        nodes.start("a", &["--config", "slowest.toml"]).await,
+        nodes.start("b", &["--config", "slow.toml"]).await,
+    )
+}
 
 /// Nodes with a bucket, or `None` where there is no `redis-server`.
 async fn with_bucket(devices: usize, sizes: ObjectSizes) -> Option<(Nodes, S3Server)> {
@@ -165,9 +177,7 @@ pub(crate) async fn whole_copies(
     Balancer,
     crate::nodes::Downloads,
 ) {
-    std::fs::write(nodes.path().join("slow.toml"), SLOW).unwrap();
-    let first = nodes.start("a", &["--config", "slow.toml"]).await;
-    let second = nodes.start("b", &["--config", "slow.toml"]).await;
+    let (first, second) = slow_nodes(nodes).await;
     let balancer = Balancer::start(first.listens_at().parse().unwrap()).await;
     let key = first.address.rsplit('/').next().unwrap();
     let at = format!("d2tp://{}/{key}", balancer.address);
@@ -254,44 +264,62 @@ async fn flows_that_wake_wait_for_a_bucket_that_does_not_answer() {
     devices_wait_for_the_bucket(S3Fault::Silent).await;
 }
 
+/// Downloads run while the bucket takes nothing; when it does again, another node goes on from it.
+pub(crate) async fn what_runs_goes_on<B: BucketServer>(
+    nodes: &Nodes,
+    mut server: B,
+    is_noticed: bool,
+    fail: impl FnOnce(&mut B),
+    mend: impl AsyncFnOnce(&mut B),
+) {
+    let (mut first, second) = slow_nodes(nodes).await;
+    fail(&mut server);
+    let balancer = Balancer::start(first.listens_at().parse().unwrap()).await;
+    let key = first.address.rsplit('/').next().unwrap();
+    let at = format!("d2tp://{}/{key}", balancer.address);
+    let downloads = nodes.download_at(40, &at, "/whole").await;
+    if is_noticed {
+        until("the first node says that the bucket fails", || {
+            nodes.has_said("a", "the bucket of copies fails")
+        })
+        .await;
+    }
+    let before = downloads.received();
+    until("they go on", || downloads.received() > before).await;
+    assert_eq!(server.parts(), Vec::<u64>::new());
+    mend(&mut server).await;
+    if is_noticed {
+        until("the bucket works again", || {
+            nodes.has_said("a", "works again")
+        })
+        .await;
+    }
+    // What the devices have not got yet is what the bucket gets now, so that another node goes on.
+    let undelivered = || {
+        let all = downloads.progress.iter();
+        all.filter(|one| one.bytes.load(Ordering::SeqCst) < SIZE as u64)
+            .count()
+    };
+    until("the bucket has all that is under way", || {
+        server.parts().len() >= undelivered()
+    })
+    .await;
+    assert!(undelivered() > 0, "they run");
+    first.child.kill().await.unwrap();
+    balancer.move_to(&second);
+    nodes.assert_whole(downloads).await;
+    assert!(nodes.has_said("b", "takes over a copy from the bucket"));
+}
+
 #[tokio::test]
 async fn what_runs_goes_on_without_the_bucket_which_gets_it_when_it_is_back() {
     for fault in [S3Fault::Unavailable, S3Fault::Full] {
         let Some((nodes, server)) = with_bucket(4, SMALL).await else {
             return;
         };
-        std::fs::write(nodes.path().join("slow.toml"), SLOW).unwrap();
-        let mut first = nodes.start("a", &["--config", "slow.toml"]).await;
-        let second = nodes.start("b", &["--config", "slow.toml"]).await;
-        server.set(fault);
-        let balancer = Balancer::start(first.listens_at().parse().unwrap()).await;
-        let key = first.address.rsplit('/').next().unwrap();
-        let at = format!("d2tp://{}/{key}", balancer.address);
-        let downloads = nodes.download_at(40, &at, "/whole").await;
-        until("it says so", || {
-            nodes.has_said("a", "the bucket of copies fails")
-        })
-        .await;
-        let before = downloads.received();
-        until("they go on", || downloads.received() > before).await;
-        assert_eq!(server.parts(), Vec::<u64>::new());
-        server.set(S3Fault::Well);
-        // What the devices have not got yet is what the bucket gets now, so that another node goes on.
-        until("it is back", || nodes.has_said("a", "works again")).await;
-        let undelivered = || {
-            let all = downloads.progress.iter();
-            all.filter(|one| one.bytes.load(Ordering::SeqCst) < SIZE as u64)
-                .count()
-        };
-        until("the bucket has all that is under way", || {
-            server.parts().len() >= undelivered()
-        })
-        .await;
-        assert!(undelivered() > 0, "they run");
-        first.child.kill().await.unwrap();
-        balancer.move_to(&second);
-        nodes.assert_whole(downloads).await;
-        assert!(nodes.has_said("b", "takes over a copy from the bucket"));
+        let fail = |server: &mut S3Server| server.set(fault);
+        let mend = async |server: &mut S3Server| server.set(S3Fault::Well);
+        what_runs_goes_on(&nodes, server, true, fail, mend).await;
     }
 }
 

@@ -4,9 +4,13 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::support::{device_by_way_of, server_with, wifi};
+use crate::support::{device_by_way_of, key, server_with, wifi};
+use bytes::Bytes;
 use cedos_lab_rig::wait::{until, within};
-use d2tp_driver::{EndpointConfig, FlowSettings, ProvidedLinks};
+use d2tp_driver::{
+    Admission, EndpointConfig, FlowIo, FlowSettings, HibernationOptions, Journal, ProvidedLinks,
+    Server, ServerOptions,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UdpSocket;
 
@@ -76,4 +80,56 @@ async fn a_request_in_the_syn_reaches_the_application_before_the_device_is_answe
     near.write_all(&[5; 100_000]).await.unwrap();
     within(far.read_exact(&mut [0; 100_000])).await.unwrap();
     assert_eq!(server.counts(), (1, 0, 0));
+}
+
+// R-HS-12
+#[tokio::test]
+async fn all_flows_that_were_kept_before_the_device_confirmed_are_stored_once_it_has() {
+    let directory = tempfile::tempdir().unwrap();
+    let journal = Arc::new(Journal::open(&directory.path().join("journal")).unwrap());
+    let options = ServerOptions {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        key: key(2),
+        admission: Admission::Anybody,
+        config: EndpointConfig {
+            early_data: true,
+            ..EndpointConfig::default()
+        },
+    };
+    let rest = HibernationOptions {
+        hibernate_after: None,
+        journal: Some(journal.clone()),
+    };
+    let server = Server::bind_with(options, rest).unwrap();
+    let open = Arc::new(AtomicBool::new(false));
+    let at = relay(server.local_addr(), open.clone()).await;
+    let links = ProvidedLinks::new();
+    let device = device_by_way_of(at.port(), &server, &links, links.clone()).await;
+
+    let mut near = Vec::new();
+    for request in [b"first", b"other", b"third"] {
+        let settings = FlowSettings {
+            early: true,
+            ..FlowSettings::default()
+        };
+        let mut flow = device.open(settings).unwrap();
+        flow.write_all(request).await.unwrap();
+        near.push(flow);
+    }
+    links.add(wifi(2));
+    let mut far = Vec::new();
+    for _ in &near {
+        let mut flow = within(server.accept()).await.unwrap();
+        flow.allow_hibernation(Bytes::from_static(b"what it needs"));
+        assert!(!flow.is_confirmed());
+        far.push(flow);
+    }
+    let stored = || {
+        let mut flows = Vec::new();
+        journal.memos(|key, _| flows.push(key.flow)).unwrap();
+        flows.len()
+    };
+    assert_eq!(stored(), 0);
+    open.store(true, Ordering::Release);
+    until("all are stored", || stored() == near.len()).await;
 }
