@@ -25,6 +25,8 @@ pub mod client;
 pub mod contact_log;
 mod counters;
 mod desktop_notifier;
+mod device_point;
+mod geoclue;
 mod gpsd;
 mod hooks;
 mod idle;
@@ -71,6 +73,7 @@ use crate::fetch::report::print_stderr;
 use crate::metrics_listener::MetricsListener;
 use crate::proxy::{self, LocalProxyListener, ProxySession, ProxySessionPeer};
 use crate::settings::{self, UserSettings};
+use bridge_watch::PositionSource;
 use budget_ledger::BudgetLedger;
 pub use budget_ledger::BudgetSettings;
 use d2tp_driver::SchedulerHandle;
@@ -250,10 +253,13 @@ pub async fn run(
     }
     agent.update_allowance();
     agent.look();
-    let mut gpsd = None;
+    let mut position = None;
     match UserSettings::load(None) {
         Ok(settings) => {
-            gpsd = settings.parsed("agent.gpsd", str::parse);
+            let gpsd = settings.parsed("agent.gpsd", str::parse);
+            let geoclue = settings.parsed("agent.geoclue", str::parse) == Some(true);
+            position = gpsd.map(PositionSource::Gpsd);
+            position = position.or(geoclue.then_some(PositionSource::GeoClue));
             match EnergySettings::load(&settings) {
                 Ok(energy) => watch_energy(&agent.scheduler, agent.link_view.links(), energy),
                 Err(error) => print_stderr(&format!("note: no energy is saved: {error}")),
@@ -265,7 +271,7 @@ pub async fn run(
     local
         .run_until(async {
             tokio::task::spawn_local(agent.clone().watch_links());
-            tokio::task::spawn_local(agent.clone().watch_sleeping_radios(gpsd));
+            tokio::task::spawn_local(agent.clone().watch_sleeping_radios(position));
             match LinuxMachine::open().await {
                 Ok(machine) => {
                     let periods = wake_control::scan_periods(options.scan_interval);

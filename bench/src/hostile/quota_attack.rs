@@ -24,7 +24,7 @@ use super::attack_context::{AttackContext, AttackTally, FIRST};
 use crate::handshake_hosts::{HandshakeHosts, key_of};
 
 /// What each client may have at once.
-const CLIENT_FLOWS_MAX: u64 = 48;
+const CLIENT_FLOWS_MAX: u64 = 64;
 /// The bytes that the proxy holds for a client: four objects.
 const CLIENT_PINNED_BYTES_MAX: u64 = 17_000_000;
 /// Bytes a second, each way: four times what an honest client takes.
@@ -75,11 +75,12 @@ enum QuotaUse {
     FarDeadline,
 }
 
-/// All uses, and how many flows the attacker wants to have of each.
+/// All uses, and how many flows the attacker wants to have of each. They are opened in turn, so relays and mailboxes are at their
+/// limits (16 and 8) before tunnels have taken all flows.
 const USES: [(QuotaUse, usize); 9] = [
     (QuotaUse::ReadTunnel, 4),
     (QuotaUse::WrittenTunnel, 4),
-    (QuotaUse::UnreadTunnel, 8),
+    (QuotaUse::UnreadTunnel, 40),
     (QuotaUse::UnreadObject, 12),
     (QuotaUse::GivenUpObject, 4),
     (QuotaUse::Upload, 12),
@@ -235,21 +236,24 @@ impl QuotaAttack {
         if !is_over && !matches!(event, SessionEvent::Ended { .. }) {
             return;
         }
-        if let Some(UsedFlow { answer, .. }) = self.flows.remove(&(place, flow)) {
-            self.judge(&answer);
+        if let Some(used) = self.flows.remove(&(place, flow)) {
+            self.judge(&used);
         }
     }
 
     /// Counts a flow that is over.
-    fn judge(&mut self, answer: &AnswerStart) {
+    fn judge(&mut self, used: &UsedFlow) {
+        let UsedFlow { what, answer, .. } = used;
         if answer.is_accepted() {
             return;
         }
-        match answer.is_refusal_in_words() {
-            true => self.tally.refused += 1,
-            false => self.tally.unexplained += 1,
-        }
         let text = answer.text();
+        if answer.is_refusal_in_words() {
+            self.tally.refused += 1;
+        } else {
+            self.tally.unexplained += 1;
+            print_stderr(&format!("{what:?} ended without a reason: {text:?}"));
+        }
         let said = LIMITS.iter().filter(|(_, words)| text.contains(words));
         self.reached.extend(said.map(|(limit, _)| *limit));
     }

@@ -30,6 +30,7 @@ mod cost_resolver;
 mod dhcp_option;
 mod event;
 mod gateway_probe;
+mod geoclue;
 mod link;
 mod link_kind;
 mod link_probe;
@@ -53,6 +54,7 @@ pub use class::{
 pub use cost_resolver::CostResolver;
 pub use dhcp_option::DHCP_PROXY_OPTION;
 pub use event::{LinkEvent, difference};
+pub use geoclue::{GeoClue, GeoClueError, MeasuredPosition};
 pub use link::{DefaultRoute, Link};
 pub use link_kind::LinkKind;
 pub use link_probe::{HOP_PATIENCE, KernelLinkProbe, LinkProbe, NoLinkProbe, ProbeFuture};

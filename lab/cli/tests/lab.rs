@@ -2,6 +2,7 @@
 //! commands on the device, crashes. If the system forbids namespaces each test prints a message and
 //! passes.
 
+use cedos_lab_rig::missing_tool::is_installed;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -59,12 +60,6 @@ fn report(output: &Output) -> Value {
     let told = String::from_utf8_lossy(&output.stdout);
     serde_json::from_str(told.trim())
         .unwrap_or_else(|_| panic!("one object: {}", String::from_utf8_lossy(&output.stderr)))
-}
-
-fn installed(program: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut folders = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
-    folders.any(|folder| folder.join(program).is_file())
 }
 
 fn keys(value: &Value) -> BTreeSet<&str> {
@@ -264,7 +259,7 @@ text = "origin_requests_twice == 0"
 
 #[test]
 fn downloads_outlive_their_store_and_their_node_and_ask_the_origin_for_nothing_twice() {
-    if !installed("redis-server") {
+    if !is_installed("redis-server") {
         eprintln!("skipped: redis-server is not installed");
         return;
     }
@@ -290,7 +285,7 @@ const LINK: &str = "duration_s = 60\n[[link]]\nname = \"wlan0\"\ndown_mbps = 20\
 #[test]
 fn each_origin_serves_both_ways_over_http_and_https() {
     for origin in ["builtin", "nginx"] {
-        if origin == "nginx" && !installed("nginx") {
+        if origin == "nginx" && !is_installed("nginx") {
             eprintln!("skipped: nginx is not installed");
             continue;
         }
@@ -410,7 +405,7 @@ fn a_command_runs_on_the_device_and_is_told_where_everything_is() {
 
 #[test]
 fn a_server_of_ones_own_runs_at_the_origin_and_ends_with_the_run() {
-    if !installed("python3") || !installed("curl") {
+    if !is_installed("python3") || !is_installed("curl") {
         return eprintln!("skipped: no python3 or no curl");
     }
     let file = scenario("duration_s = 30\n[[link]]\nname = \"wlan0\"\n");
@@ -590,7 +585,7 @@ text = "count(flows[sha256_ok=true]) == 2"
 
 #[test]
 fn every_client_carries_flows_both_ways_and_their_silence_is_measured() {
-    if !installed("curl") {
+    if !is_installed("curl") {
         eprintln!("skipped: there is no curl");
         return;
     }
@@ -635,7 +630,7 @@ udp_blocked = true
 
 #[test]
 fn a_portal_answers_for_the_origin_and_tcp_passes_where_udp_is_blocked() {
-    if !installed("curl") {
+    if !is_installed("curl") {
         eprintln!("skipped: there is no curl");
         return;
     }

@@ -5,6 +5,7 @@
 //!       ── WebSocket ── chromedriver ── Chromium
 //! ```
 
+use crate::missing_tool::program_path;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -417,11 +418,7 @@ impl Drop for WebBrowser {
 
 /// The first of these programs that is installed.
 fn installed(names: &[&str]) -> Option<PathBuf> {
-    let folders = std::env::var_os("PATH")?;
-    let mut paths = names
-        .iter()
-        .flat_map(|name| std::env::split_paths(&folders).map(move |folder| folder.join(name)));
-    paths.find(|path| path.is_file())
+    names.iter().find_map(|name| program_path(name))
 }
 
 fn command_at(home: &Path, program: &Path, variables: &[(&str, &Path)]) -> Command {

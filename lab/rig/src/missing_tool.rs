@@ -7,6 +7,8 @@
 //!
 //! A run that is to be relied on names what it must have; `cargo xtask nightly` does so for browsers.
 
+use std::path::PathBuf;
+
 /// The environment variable with the tools that a run of the tests must have, separated by commas.
 pub const REQUIRE_VARIABLE: &str = "CEDOS_REQUIRE";
 
@@ -57,6 +59,26 @@ pub fn skip_without(tool: &str, text: &str) {
         "{text}; {REQUIRE_VARIABLE}={required} asks for it"
     );
     eprintln!("skipped: {text}");
+}
+
+/// The path of a program; none if it is not installed.
+#[must_use]
+pub fn program_path(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    // Ordinary users often lack the folders where servers live.
+    let folders = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
+    let mut found = folders.map(|folder| folder.join(name));
+    found.find(|file| file.is_file())
+}
+
+/// Whether a program is installed; says that the test is skipped if not.
+#[must_use]
+pub fn is_installed(name: &str) -> bool {
+    let found = program_path(name).is_some();
+    if !found {
+        eprintln!("skipped: {name} is not installed");
+    }
+    found
 }
 
 #[cfg(test)]

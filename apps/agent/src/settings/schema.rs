@@ -223,6 +223,14 @@ pub const SETTINGS: &[SettingSchema] = &[
         meaning: "Where the agent serves Prometheus metrics.",
     },
     SettingSchema {
+        key: "agent.geoclue",
+        kind: SettingKind::Switch,
+        default: Some("false"),
+        environment: None,
+        option: "",
+        meaning: "Whether the agent asks GeoClue where the device is, as `agent.gpsd` does gpsd, which comes first. GeoClue asks the user's desktop, and may ask a service in the Internet with the names of near access points.",
+    },
+    SettingSchema {
         key: "agent.gpsd",
         kind: SettingKind::Listen,
         default: None,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
-use cedos_lab_rig::missing_tool::skip_without;
+use cedos_lab_rig::missing_tool::{program_path, skip_without};
 use cedos_lab_rig::origin::{OriginReply, ReplyEnd, ScriptedOrigin, cut, object, proper};
 use cedos_lab_rig::program::AgentProcess;
 use cedos_lab_rig::wait::{until_async, within};
@@ -394,7 +394,7 @@ async fn a_port_that_others_took_meanwhile_costs_apps_their_password() {
 
 #[tokio::test]
 async fn gpodder_downloads_an_episode_through_the_agent() {
-    let Some(gpo) = installed("gpo") else {
+    let Some(gpo) = program_path("gpo") else {
         return skip_without("gpodder", "gpodder is not installed");
     };
     let attempts = Arc::new(AtomicU8::new(0));

@@ -340,10 +340,3 @@ pub async fn moving_origin(has_moved: Arc<AtomicBool>) -> ScriptedOrigin {
     })
     .await
 }
-
-/// The path of a program; none if it is not installed.
-pub fn installed(program: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    let mut found = std::env::split_paths(&path).map(|folder| folder.join(program));
-    found.find(|file| file.is_file())
-}

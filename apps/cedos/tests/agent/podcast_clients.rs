@@ -11,7 +11,7 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use cedos_lab_rig::missing_tool::skip_without;
+use cedos_lab_rig::missing_tool::{program_path, skip_without};
 use cedos_lab_rig::namespace::{
     cell_on, in_namespace, origin_namespace, received, wifi_off, wifi_on,
 };
@@ -28,7 +28,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
 use tokio::sync::watch;
 
-use crate::podcast_apps_scene::{AppAccess, Listener, installed};
+use crate::podcast_apps_scene::{AppAccess, Listener};
 
 /// Bytes of an episode: 2.4 s at 20 Mb/s.
 const EPISODE_BYTES: usize = 6_000_000;
@@ -160,7 +160,7 @@ struct Gpodder {
 impl Gpodder {
     /// gPodder below this folder, which tries a broken download again this many times; none if it is not installed.
     async fn below(folder: &Path, retries: u32) -> Option<Gpodder> {
-        let Some(program) = installed("gpo") else {
+        let Some(program) = program_path("gpo") else {
             skip_without("gpodder", "gpodder is not installed");
             return None;
         };
@@ -553,7 +553,7 @@ async fn gpodder_resumes_a_link_of_a_proxy_by_itself_and_after_a_restart_of_the_
 
 #[tokio::test]
 async fn podget_downloads_links_of_a_proxy_and_of_an_agent_over_a_network_that_breaks() {
-    let (Some(podget), Some(_)) = (installed("podget"), installed("wget")) else {
+    let (Some(podget), Some(_)) = (program_path("podget"), program_path("wget")) else {
         return skip_without("podget", "podget or wget is not installed");
     };
     let origin = local_origin().await;

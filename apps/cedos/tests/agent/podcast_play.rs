@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use cedos_lab_rig::missing_tool::skip_without;
+use cedos_lab_rig::missing_tool::{is_installed, skip_without};
 use cedos_lab_rig::origin::{
     OriginReply, OriginRequest, ReplyEnd, ScriptedOrigin, cut, object, proper, reply,
 };
@@ -161,6 +161,10 @@ async fn ends(child: Child) -> CedosRun {
 
 #[tokio::test]
 async fn a_player_has_the_copy_that_is_downloaded_and_the_origin_is_asked_once() {
+    // What plays here.
+    if !is_installed("curl") {
+        return;
+    }
     let origin = InsertingOrigin::start().await;
     let home = subscribed(&origin.origin).await;
     let player = program(home.path(), "reader", READING_PLAYER);
@@ -208,6 +212,10 @@ async fn a_player_has_the_copy_that_is_downloaded_and_the_origin_is_asked_once()
 
 #[tokio::test]
 async fn a_player_goes_on_with_the_same_link_when_the_agent_was_killed() {
+    // What plays here.
+    if !is_installed("curl") {
+        return;
+    }
     let origin = InsertingOrigin::start().await;
     let mut home = subscribed(&origin.origin).await;
     let player = program(home.path(), "reader", READING_PLAYER);

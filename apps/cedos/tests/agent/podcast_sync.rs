@@ -1,5 +1,6 @@
 //! Sync by the gpodder API: the agent as a server of other apps, and as a client of other servers.
 
+use cedos_lab_rig::missing_tool::program_path;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
@@ -318,7 +319,7 @@ async fn the_agent_syncs_by_itself_and_tries_again_when_the_server_is_back() {
 
 /// The Python that has gPodder's own library for the API.
 async fn python_with_mygpoclient() -> Option<PathBuf> {
-    for python in ["/usr/bin/python3".into(), installed("python3")?] {
+    for python in ["/usr/bin/python3".into(), program_path("python3")?] {
         let mut command = Command::new(&python);
         command.args(["-c", "import mygpoclient.api"]);
         command.stderr(Stdio::null());

@@ -3,6 +3,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
 use std::sync::{Arc, Mutex};
 
 use cedos_lab_rig::namespace::{NamespaceNeeds, in_namespace_with, origin_namespace, sh};
@@ -34,12 +35,32 @@ struct Network {
     proxy: ProxyProcess,
     /// What hosts of the network hear of multicast DNS.
     heard: Arc<Mutex<Vec<Vec<u8>>>>,
+    /// A responder for multicast DNS.
+    responder: Option<Child>,
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        if let Some(responder) = &mut self.responder {
+            let _ = responder.kill();
+            let _ = responder.wait();
+        }
+    }
 }
 
 impl Network {
     fn new(home: &Path, more: &'static [&'static str]) -> Network {
+        Network::with_responder(home, more, None)
+    }
+
+    /// A local network with one more process, which gets the proxy's address.
+    fn with_responder(
+        home: &Path,
+        more: &'static [&'static str],
+        responder: Option<fn(&str) -> Child>,
+    ) -> Network {
         let home = home.to_owned();
-        let network = origin_namespace(move || served(home, more));
+        let network = origin_namespace(move || served(home, more, responder));
         sh(&format!(
             "ip link set wlan0 up
              ip addr add 192.168.1.7/24 dev wlan0
@@ -72,7 +93,7 @@ impl Network {
     }
 }
 
-async fn served(home: PathBuf, more: &[&str]) -> Network {
+async fn served(home: PathBuf, more: &[&str], responder: Option<fn(&str) -> Child>) -> Network {
     sh(&format!("ip addr add {HERE}/24 dev ap0"));
     let heard = Arc::<Mutex<Vec<Vec<u8>>>>::default();
     listen(heard.clone());
@@ -85,6 +106,7 @@ async fn served(home: PathBuf, more: &[&str]) -> Network {
     let proxy = ProxyProcess::start(&home, "0.0.0.0:0", &more).await;
     Network {
         url: origin.url("/object"),
+        responder: responder.map(|start| start(&proxy.address)),
         proxy,
         heard,
     }
@@ -174,6 +196,60 @@ fn an_agent_says_that_its_proxy_is_announced_on_this_network() {
         let hint = hints.next().expect("a hint");
         assert_eq!(hint["holds_key"], true, "{hint}");
         assert_eq!(hint["source"], "announced", "{hint}");
+    });
+}
+
+/// Avahi's configuration: of this namespace alone, and without a bus.
+const AVAHI: &str = "[server]\nenable-dbus=no\nuse-ipv6=no\nallow-interfaces=ap0\n";
+
+/// Starts the real Avahi on the calling thread's network, with a record of the proxy at this address.
+fn avahi(proxy: &str) -> Child {
+    let address = proxy.strip_prefix("d2tp://").expect("an address");
+    let (at, key) = address.split_once('/').expect("a key");
+    let (_, port) = at.rsplit_once(':').expect("a port");
+    // It becomes a user that this namespace does not have: here, the user that runs it.
+    sh("for file in passwd group; do
+          sed 's/^avahi:x:[0-9]*:[0-9]*:/avahi:x:0:0:/; s/^avahi:x:[0-9]*:/avahi:x:0:/' /etc/$file > /run/$file
+          mount --bind /run/$file /etc/$file
+        done
+        mount -t tmpfs t /etc/avahi
+        mkdir /etc/avahi/services");
+    let record = format!(
+        "<service-group><name>d2tp</name><service><type>_d2tp._udp</type><port>{port}</port>\
+         <txt-record>key={key}</txt-record></service></service-group>"
+    );
+    std::fs::write("/etc/avahi/services/d2tp.service", record).expect("written");
+    std::fs::write("/run/avahi.conf", AVAHI).expect("written");
+    Command::new("avahi-daemon")
+        .args([
+            "-f",
+            "/run/avahi.conf",
+            "--no-drop-root",
+            "--no-chroot",
+            "--no-rlimits",
+        ])
+        .spawn()
+        .expect("it was there a moment ago")
+}
+
+#[test]
+fn a_proxy_that_the_real_avahi_announces_is_used_where_its_known_address_does_not_answer() {
+    let there = Command::new("avahi-daemon").arg("--version").output();
+    if !there.is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: Avahi is not installed");
+        return;
+    }
+    on_a_network(this_test!(), |home| async move {
+        let network = Network::with_responder(home.path(), &[], Some(avahi));
+        let known = network.known();
+        // Avahi answers once it has probed for its names.
+        until("Avahi has announced the proxy", || {
+            !network.heard(false).is_empty()
+        })
+        .await;
+        let get = ["get", "--json", "-o", "out", &network.url, "--prox", &known];
+        let got = run(home.path(), &get).await;
+        got.ends_with(0, &network.named("announced on this network"));
     });
 }
 

@@ -324,8 +324,9 @@ async fn a_device_that_is_not_admitted_is_told_whom_to_ask_by_every_verb() {
     let refused = run(home, &["get", url, "--prox", prox, "--json"]).await;
     assert!(refused.reasons().contains(&"proxy_refused"), "{refused:?}");
     // Those that serve a program go on, for the day on which they are let in, and say why nothing comes.
+    let waits = "exec tail --pid=$PPID -f /dev/null";
     for arguments in [
-        &["play", url, "--prox", prox, "--", "curl", "-s", "{}"][..],
+        &["play", url, "--prox", prox, "--", "sh", "-c", waits, "{}"][..],
         &["url", url, "--prox", prox],
     ] {
         let mut child = cedos(home, arguments).spawn().unwrap();

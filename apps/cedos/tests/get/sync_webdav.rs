@@ -1,6 +1,7 @@
 //! `cedos sync` with WebDAV servers that nobody here wrote: Apache httpd, which lists folders (PROPFIND), and nginx, which
 //! only makes them (MKCOL). Passes, saying so, where they are not installed.
 
+use cedos_lab_rig::missing_tool::program_path;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -24,19 +25,6 @@ impl Drop for WebdavServer {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// The path of a program, if it is installed.
-fn installed(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    let folders = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
-    let found = folders
-        .map(|folder| folder.join(name))
-        .find(|path| path.is_file());
-    if found.is_none() {
-        eprintln!("not tried: {name} is not installed");
-    }
-    found
 }
 
 /// A folder that a server of another user may write to, with `www` in it.
@@ -73,7 +61,7 @@ async fn start(
 
 /// Apache httpd with mod_dav.
 async fn apache() -> Option<WebdavServer> {
-    let program = installed("apache2")?;
+    let program = program_path("apache2")?;
     let modules = program.parent()?.parent()?.join("lib/apache2/modules");
     let (folder, port) = (open_folder(), HeldPort::take());
     std::fs::create_dir(folder.path().join("www/dav")).expect("made");
@@ -99,7 +87,7 @@ async fn apache() -> Option<WebdavServer> {
 
 /// nginx with its own module for WebDAV, which does not list.
 async fn nginx() -> Option<WebdavServer> {
-    let program = installed("nginx")?;
+    let program = program_path("nginx")?;
     let (folder, port) = (open_folder(), HeldPort::take());
     let (at, address) = (folder.path().display(), port.address());
     let config = format!(

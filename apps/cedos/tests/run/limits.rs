@@ -1,6 +1,7 @@
 //! How many connections a program may have, how long they wait, and what becomes of them when the proxy is
 //! started again. Everything is in one network namespace: the origin has an address that is not loopback's.
 
+use cedos_lab_rig::missing_tool::is_installed;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpListener;
 use tokio::process::Command;
 
-use super::programs::{NAME, Net, compiled, installed};
+use super::programs::{NAME, Net, compiled};
 
 const ORIGIN: &str = "192.0.2.1";
 
@@ -50,7 +51,7 @@ fn run(home: &std::path::Path, address: &str, options: &[&str], program: &[&str]
 #[test]
 fn a_program_has_three_hundred_connections_at_once() {
     in_namespace(this_test!(), async || {
-        if !installed("python3") {
+        if !is_installed("python3") {
             return;
         }
         let home = tempfile::tempdir().expect("a directory");
@@ -96,7 +97,7 @@ async fn endless_origin() -> u16 {
 #[test]
 fn connections_that_nobody_reads_leave_room_to_others() {
     in_namespace(this_test!(), async || {
-        if !installed("python3") {
+        if !is_installed("python3") {
             return;
         }
         let home = tempfile::tempdir().expect("a directory");
@@ -122,7 +123,7 @@ fn connections_that_nobody_reads_leave_room_to_others() {
 #[test]
 fn one_connection_too_many_waits_until_another_ends() {
     in_namespace(this_test!(), async || {
-        if !installed("python3") {
+        if !is_installed("python3") {
             return;
         }
         let home = tempfile::tempdir().expect("a directory");
@@ -159,7 +160,7 @@ fn one_connection_too_many_waits_until_another_ends() {
 #[test]
 fn connections_that_the_proxy_has_no_room_for_wait_too() {
     in_namespace(this_test!(), async || {
-        if !installed("python3") || !installed("curl") {
+        if !is_installed("python3") || !is_installed("curl") {
             return;
         }
         let net = Net::new();
@@ -214,7 +215,7 @@ fn connections_that_the_proxy_has_no_room_for_wait_too() {
 #[test]
 fn a_proxy_that_is_absent_is_given_up_after_the_limit() {
     in_namespace(this_test!(), async || {
-        if !installed("python3") {
+        if !is_installed("python3") {
             return;
         }
         let home = tempfile::tempdir().expect("a directory");
@@ -254,7 +255,7 @@ fn a_proxy_that_is_absent_is_given_up_after_the_limit() {
 #[test]
 fn a_proxy_that_is_started_again_resets_what_was_open_and_serves_what_waits() {
     in_namespace(this_test!(), async || {
-        if !installed("python3") {
+        if !is_installed("python3") {
             return;
         }
         let home = tempfile::tempdir().expect("a directory");

@@ -6,6 +6,7 @@
 //!                                   └─ a packet socket reads all that leaves
 //! ```
 
+use cedos_lab_rig::missing_tool::is_installed;
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -22,7 +23,7 @@ use cedos_lab_rig::namespace::{
 use cedos_lab_rig::wait::until;
 use cedos_lab_rig::{program, this_test};
 
-use super::programs::{NAME, Net, compiled, installed};
+use super::programs::{NAME, Net, compiled};
 
 /// The name server of the device, which would hear what leaves in clear.
 const SERVER: &str = "198.51.100.1";
@@ -274,7 +275,7 @@ fn by_env_no_name_leaves() {
             (&["git", "ls-remote", &url], false),
             (&["git", "ls-remote", &secure], false),
         ] {
-            if !installed(program[0]) {
+            if !is_installed(program[0]) {
                 continue;
             }
             let capture = Capture::start();
@@ -357,7 +358,7 @@ fn stand_in(path: &str) -> Arc<Mutex<Vec<Vec<u8>>>> {
 #[test]
 fn no_name_goes_to_a_resolver_behind_a_unix_socket() {
     in_namespace_with(LINKS_AND_MOUNTS, this_test!(), async || {
-        if !installed("python3") {
+        if !is_installed("python3") {
             return;
         }
         sh("ip link set lo up; mount -t tmpfs t /run");
@@ -414,7 +415,7 @@ fn programs_with_a_resolver_of_their_own_get_answers() {
         let url = net.url("/a");
         for rung in ["preload", "notify"] {
             let options = ["--rung", rung];
-            if installed("aria2c") {
+            if is_installed("aria2c") {
                 let words = [
                     "aria2c",
                     "-q",
@@ -429,7 +430,7 @@ fn programs_with_a_resolver_of_their_own_get_answers() {
                 let file = std::fs::read(net.path().join(rung)).expect("it");
                 assert_eq!(file, net.bytes, "aria2c by {rung}");
             }
-            if installed("node") {
+            if is_installed("node") {
                 let script = format!(
                     "require('dns').resolve4('{NAME}', (e, found) => console.log(e || found[0]))"
                 );
@@ -446,7 +447,7 @@ fn a_program_that_changes_its_user_is_caught_by_preload() {
     in_namespace_with(SHAPED_LINKS_OF_ROOT, this_test!(), async || {
         sh("ip link set lo up");
         let net = net_with_name_server();
-        if installed("python3") {
+        if is_installed("python3") {
             // All modules are loaded before: the other user may not read them.
             let script = format!(
                 "import os, sys, socket as s\n\
@@ -459,7 +460,7 @@ fn a_program_that_changes_its_user_is_caught_by_preload() {
             let output = net.run(&[], &["python3", "-c", &script]).await;
             net.is_whole(&output, "preload", "another user");
         }
-        if !installed("apt-get") {
+        if !is_installed("apt-get") {
             return;
         }
         let home = net.path().display();
@@ -498,7 +499,7 @@ fn a_program_that_changes_its_user_is_caught_by_preload() {
 #[test]
 fn datagrams_reach_programs_of_the_same_device() {
     in_namespace(this_test!(), async || {
-        if !installed("python3") {
+        if !is_installed("python3") {
             return;
         }
         let net = Net::new();

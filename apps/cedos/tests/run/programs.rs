@@ -5,6 +5,7 @@
 //!  device: cedos run -- PROGRAM   wlan0 ── veth ── ap0 198.51.100.1: D2Prox ── origin.test 192.0.2.1
 //! ```
 
+use cedos_lab_rig::missing_tool::is_installed;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
@@ -166,15 +167,6 @@ impl Net {
     }
 }
 
-pub(super) fn installed(program: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&path).any(|folder| folder.join(program).is_file());
-    if !found {
-        eprintln!("skipped: {program} is not installed");
-    }
-    found
-}
-
 /// Compiles one of `lab/cli/src/repro/programs`; none where that cannot be done.
 pub(super) fn compiled(folder: &Path, options: &[&str]) -> Option<PathBuf> {
     let source = concat!(
@@ -215,13 +207,13 @@ fn programs_that_heed_variables_are_given_them() {
     in_namespace(this_test!(), async || {
         let net = Net::new();
         let url = net.url("/a");
-        if installed("curl") {
+        if is_installed("curl") {
             for options in [&[][..], &["--strict"]] {
                 let output = net.run(options, &["curl", "-sS", &url]).await;
                 net.is_whole(&output, "env", "curl");
             }
         }
-        if installed("wget") {
+        if is_installed("wget") {
             let output = net.run(&[], &["wget", "-qO-", &url]).await;
             net.is_whole(&output, "env", "wget");
         }
@@ -231,7 +223,7 @@ fn programs_that_heed_variables_are_given_them() {
 #[test]
 fn a_repository_is_cloned_over_http() {
     in_namespace(this_test!(), async || {
-        if !installed("git") {
+        if !is_installed("git") {
             return;
         }
         let net = Net::new();
@@ -397,7 +389,7 @@ fn static_and_go_programs_are_caught() {
             let output = net.run(&["--rung", "preload", "--strict"], &words).await;
             assert_eq!(output.status.code(), Some(3), "{output:?}");
         }
-        if installed("go") {
+        if is_installed("go") {
             let program = go_program(net.path(), false);
             let program = program.to_str().expect("text");
             for options in [&[][..], &["--strict"], &["--rung", "tun"]] {
@@ -412,7 +404,7 @@ fn static_and_go_programs_are_caught() {
 #[test]
 fn a_python_script_and_its_children_are_caught() {
     in_namespace(this_test!(), async || {
-        if !installed("python3") {
+        if !is_installed("python3") {
             return;
         }
         let net = Net::new();
@@ -453,7 +445,7 @@ fn attempts_to_nowhere() -> u64 {
 #[test]
 fn of_an_address_nobody_is_asked_for_a_name() {
     in_namespace(this_test!(), async || {
-        if !installed("python3") {
+        if !is_installed("python3") {
             return;
         }
         let net = Net::new();
@@ -596,7 +588,7 @@ fn static_and_go_programs_that_another_one_starts_are_caught() {
         for (what, starter) in &starters {
             is_caught(&net, &[], starter, &by_address, what).await;
         }
-        if installed("go") {
+        if is_installed("go") {
             for c in [false, true] {
                 let go = go_program(net.path(), c);
                 let go = [go.to_str().expect("text"), &net.url(SHORT)];
@@ -786,7 +778,7 @@ fn names_asked_of_a_resolver_on_this_machine_are_the_proxys_too() {
         if let Some(program) = compiled(net.path(), &["-static"]) {
             programs.push((program, vec!["wait", NAME, &port, "/a"]));
         }
-        if installed("go") {
+        if is_installed("go") {
             programs.push((go_program(net.path(), false), vec![&url]));
         }
         for (program, words) in programs {
@@ -866,7 +858,7 @@ fn a_download_outlives_an_outage_and_comes_back_with_another_address() {
             ("tun", &["wget", "-q", "--tries=1", "-O", "out", &url]),
         ];
         for (n, (rung, program)) in programs.into_iter().enumerate() {
-            if !installed(program[0]) {
+            if !is_installed(program[0]) {
                 continue;
             }
             let file = net.path().join("out");
@@ -936,7 +928,7 @@ for way in bound, joined:
 #[test]
 fn a_program_that_began_with_a_network_hears_of_no_other() {
     in_namespace(this_test!(), async || {
-        if !installed("python3") {
+        if !is_installed("python3") {
             return;
         }
         let net = Net::new();
@@ -1087,7 +1079,7 @@ fn nginx_as_it_is_becomes_a_d2tp_server() {
                 "{options:?}: other bytes"
             );
             // By a program that knows as little of us as nginx does.
-            if installed("curl") {
+            if is_installed("curl") {
                 let words = ["run", "--to", &address, "--", "curl", "-sS"];
                 let words = [&words[..], &["http://nginx.test/file"]].concat();
                 let got = program::cedos(at, &words).output();

@@ -1,20 +1,12 @@
 //! `cedos run`: messages for causes that an errno does not express.
 
+use cedos_lab_rig::missing_tool::is_installed;
 use cedos_lab_rig::namespace::in_namespace;
 use cedos_lab_rig::program::{AgentProcess, ProxyProcess, at_home, cedos, device_key, ended};
 use cedos_lab_rig::{PATIENCE, this_test};
 
 /// An address that nobody has (RFC 5737).
 const URL: &str = "http://192.0.2.1/";
-
-fn has_curl() -> bool {
-    let tried = std::process::Command::new("curl").arg("--version").output();
-    let found = tried.is_ok_and(|output| output.status.success());
-    if !found {
-        eprintln!("skipped: curl is not installed");
-    }
-    found
-}
 
 /// What `cedos run` prints if curl cannot reach its host.
 async fn said(home: &std::path::Path, options: &[&str]) -> String {
@@ -36,7 +28,7 @@ async fn said(home: &std::path::Path, options: &[&str]) -> String {
 fn a_server_without_a_proxy_that_calls_out_is_told_to_name_one() {
     in_namespace(this_test!(), || async {
         let home = tempfile::tempdir().expect("a directory");
-        if !has_curl() {
+        if !is_installed("curl") {
             return;
         }
         let listen = ["--listen", "--allow-any-client", "--at", "127.0.0.1:0"];
@@ -53,7 +45,7 @@ fn a_device_that_is_not_admitted_is_told_whom_to_ask() {
     in_namespace(this_test!(), || async {
         let directory = tempfile::tempdir().expect("a directory");
         let home = directory.path();
-        if !has_curl() {
+        if !is_installed("curl") {
             return;
         }
         let ours = device_key(home).await;
@@ -105,7 +97,7 @@ fn a_device_that_is_not_admitted_is_told_whom_to_ask() {
 fn what_the_proxy_refuses_is_passed_on_in_its_words() {
     in_namespace(this_test!(), || async {
         let home = tempfile::tempdir().expect("a directory");
-        if !has_curl() {
+        if !is_installed("curl") {
             return;
         }
         let proxy = ProxyProcess::start(home.path(), "127.0.0.1:0", &[]).await;

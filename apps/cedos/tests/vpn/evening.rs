@@ -14,6 +14,7 @@ mod lab_vpn;
 mod programs;
 mod servers;
 
+use cedos_lab_rig::missing_tool::program_path;
 use std::process::{Command, Stdio};
 
 use cedos_lab_rig::namespace::{NamespaceNeeds, in_namespace_with, sh};
@@ -253,17 +254,10 @@ fn rounded(value: f64, parts: f64) -> f64 {
     (value * parts).round() / parts
 }
 
-fn installed(program: &str) -> bool {
-    let mut which = Command::new("sh");
-    which.args(["-c", "command -v \"$0\"", program]);
-    which
-        .stdout(Stdio::null())
-        .status()
-        .is_ok_and(|status| status.success())
-}
-
 async fn evening() {
-    let missing = PROGRAMS.iter().filter(|(program, _)| !installed(program));
+    let missing = PROGRAMS
+        .iter()
+        .filter(|(program, _)| program_path(program).is_none());
     let missing: Vec<&str> = missing.map(|(_, package)| *package).collect();
     if !missing.is_empty() {
         return eprintln!("skipped: it needs {}", missing.join(", "));

