@@ -75,19 +75,21 @@ enum QuotaUse {
     FarDeadline,
 }
 
-/// All uses, and how many flows the attacker wants to have of each. They are opened in turn, so relays and mailboxes are at their
-/// limits (16 and 8) before tunnels have taken all flows.
+/// All uses, and how many flows the attacker wants to have of each. The first three come first, alone: answers to them would wait for
+/// the attacker's share of bytes a second behind those of tunnels.
 const USES: [(QuotaUse, usize); 9] = [
+    (QuotaUse::Relay, 20),
+    (QuotaUse::Mailbox, 12),
+    (QuotaUse::FarDeadline, 4),
     (QuotaUse::ReadTunnel, 4),
     (QuotaUse::WrittenTunnel, 4),
     (QuotaUse::UnreadTunnel, 40),
     (QuotaUse::UnreadObject, 12),
     (QuotaUse::GivenUpObject, 4),
     (QuotaUse::Upload, 12),
-    (QuotaUse::Relay, 20),
-    (QuotaUse::Mailbox, 12),
-    (QuotaUse::FarDeadline, 4),
 ];
+/// How many flows each key opens of the first three.
+const FIRST_FLOWS: u64 = 60;
 
 impl QuotaUse {
     fn head(self, context: &AttackContext) -> String {
@@ -194,8 +196,12 @@ impl QuotaAttack {
         let Some(host) = crowd.host(place) else {
             return;
         };
-        for _ in 0..USES.len() {
-            let (what, wanted) = USES[self.next % USES.len()];
+        let uses = match self.tally.flows < FIRST_FLOWS * context.keys {
+            true => &USES[..3],
+            false => &USES[..],
+        };
+        for _ in uses {
+            let (what, wanted) = uses[self.next % uses.len()];
             self.next += 1;
             let mine = self.flows.iter().filter(|((at, _), _)| *at == place);
             if mine.filter(|(_, flow)| flow.what == what).count() >= wanted {
@@ -233,7 +239,9 @@ impl QuotaAttack {
             used.answer.note_end(end);
         }
         let is_over = host.with(|session| used.read(session, flow)) == Some(true);
-        if !is_over && !matches!(event, SessionEvent::Ended { .. }) {
+        // The reason for a reset comes with the flow's end.
+        let is_told = is_over && !used.answer.text().is_empty();
+        if !is_told && !matches!(event, SessionEvent::Ended { .. }) {
             return;
         }
         if let Some(used) = self.flows.remove(&(place, flow)) {
