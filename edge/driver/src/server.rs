@@ -98,7 +98,7 @@ impl Server {
     }
 
     /// Binds a server with several workers on its port, each of which runs its sessions beside the others. All
-    /// sessions of a client are in one worker. With several, it serves no relays.
+    /// sessions of a client are in one worker.
     ///
     /// # Errors
     /// The sockets could not be bound, the system cannot steer packets to workers, or the journal could not be read.
@@ -332,20 +332,23 @@ impl Server {
         self.workers[0].inner.lock().hibernation.note(name, value);
     }
 
-    /// Allows flows of this server to open relays, through [`crate::FlowIo::relays`]. With several workers it
-    /// changes nothing: a relay joins sessions of one worker.
+    /// Allows flows of this server to open relays, through [`crate::FlowIo::relays`]. Of several workers each allows its
+    /// part of all relays.
     pub fn relay_for_devices(&self, limits: RelayLimits) {
-        if self.workers.len() > 1 {
-            return;
+        let all = limits.all.div_ceil(self.workers.len());
+        for worker in &self.workers {
+            let host = RelayHost::new(RelayLimits { all, ..limits }, seed());
+            worker.inner.lock().relays.host = Some(host);
         }
-        self.workers[0].inner.lock().relays.host = Some(RelayHost::new(limits, seed()));
     }
 
     /// Has each packet that a relay forwards counted, and dropped where its client may not have it forwarded now.
     /// [`Server::relay_for_devices`] comes before.
     pub fn meter_relays(&self, meter: Arc<dyn RelayMeter>) {
-        if let Some(host) = &mut self.workers[0].inner.lock().relays.host {
-            host.meter = Some(meter);
+        for worker in &self.workers {
+            if let Some(host) = &mut worker.inner.lock().relays.host {
+                host.meter = Some(meter.clone());
+            }
         }
     }
 

@@ -188,9 +188,6 @@ pub async fn run(mut args: ProxArgs, sandbox: Option<ProxSandbox>) -> anyhow::Re
     let server = Arc::new(start_server(args.workers, udp, options, rest)?);
     let workers = server.counts_by_worker().len();
     prox.log_memory_bound(workers);
-    if workers > 1 && relay_limits.is_some() {
-        tracing::warn!(workers, "several workers do not relay between devices");
-    }
     let mut sockets = server.share_sockets()?;
     if let Some(limits) = relay_limits {
         server.relay_for_devices(limits);
