@@ -84,6 +84,10 @@ impl OpenStream {
                 };
                 let now = clock::now();
                 let mut inner = shared.inner.lock();
+                if inner.is_deaf {
+                    // R-STREAM-9: read to the end, so that the connection is not reset, and left to the next process.
+                    continue;
+                }
                 for packet in batch.packets() {
                     let stride = packet.len();
                     unproven = unproven.map(|bytes| bytes + stride);
