@@ -19,7 +19,7 @@ use nix::unistd::Pid;
 use tokio::net::TcpListener;
 
 use crate::nodes::{Nodes, ObjectSizes};
-use crate::nodes_bucket::{LARGE, SMALL, until_removed, whole_copies, with_server};
+use crate::nodes_bucket::{LARGE, SMALL, whole_copies, with_server};
 use crate::prox_bucket::{BucketServer, PART, s3_answer, s3_service};
 
 /// The variables by which the process learns that it is the server, where its folder is, and where it listens.

@@ -33,11 +33,12 @@ use crate::upgrade::{device, part_bytes, proxy, proxy_arguments};
 const DEVICES: usize = 5;
 const OBJECTS: usize = 3;
 const BYTES: usize = 2_000_000; // two seconds at the rate of a device
-const RATE: &str = "1M";
+/// What the proxy lets each device have in a second, beside a second's bytes at first.
+const RATE: &str = "client_down_bytes_per_s = 1000000\nclient_up_bytes_per_s = 300000\n";
 /// How long nothing may arrive at a device while the proxy is replaced. A device whose next stream is cut, too, waits
 /// for four seconds.
 const SILENCE_MAX: Duration = Duration::from_secs(3); // most of it until an unoptimised program has started
-const WORKERS: [&str; 2] = ["--workers", "2"];
+const WORKERS: [&str; 4] = ["--workers", "2", "--config", "rate.toml"];
 
 /// Objects of one size, each with content of its own: `/N`. They are served, and taken.
 async fn origin() -> ScriptedOrigin {
@@ -87,7 +88,7 @@ impl TransferringDevices {
         let downloads = homes.iter().enumerate().map(|(n, home)| {
             let from = first + n * OBJECTS;
             let urls: Vec<_> = (from..from + OBJECTS).map(url).collect();
-            device(home, proxy, &urls, RATE)
+            device(home, proxy, &urls, "100M")
         });
         let downloads = downloads.collect();
         let number = first + DEVICES * OBJECTS;
@@ -95,7 +96,6 @@ impl TransferringDevices {
         std::fs::create_dir(&home).expect("a directory");
         std::fs::write(home.join("file"), object(BYTES, number as u32)).expect("written");
         let arguments = ["put", "file", &url(number), "--json", "--prox", proxy];
-        let arguments = [&arguments[..], &["--limit-rate", "300k"]].concat();
         let upload = cedos(&home, &arguments).spawn().expect("start cedos");
         until("every device receives", || {
             homes.iter().all(|home| part_bytes(home) > 200_000)
@@ -166,6 +166,7 @@ fn transfers_go_on<S, R>(
     in_namespace(test, move || async move {
         let directory = tempfile::tempdir().expect("a directory");
         let place = directory.path().to_owned();
+        std::fs::write(place.join("rate.toml"), RATE).expect("written");
         let (origin, address, by_udp, begin, replaced) = origin_namespace(move || async move {
             sh("tc qdisc del dev ap0 root");
             // Its rules last as long as the namespace.
