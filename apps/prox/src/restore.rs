@@ -307,9 +307,15 @@ impl Prox {
         cached.sort_by_key(|(_, record)| Reverse(record.since_ms));
         let (mut taken, mut parts) = (Vec::new(), Vec::new());
         for (id, record) in cached {
+            let found = FoundCopy::find(&copy_store, id);
+            let part = found.filter(|found| found.is_part() && found.entry.client == SHARED);
             if let Some(copy) = self.restore_shared(&copy_store, id, &mut loaded) {
                 taken.push((copy, record));
-            } else if let Some(part) = self.restore_part(&copy_store, id, &loaded) {
+            } else if let (Some(_), Some(copy)) = (&part, loaded.get(&id)) {
+                // It is fetched on for a client.
+                taken.push((copy.clone(), record));
+            } else if let Some(part) = part.and_then(|part| self.load_part(&copy_store, id, &part))
+            {
                 in_use.insert(id);
                 parts.push((id, part, record));
             } else {
@@ -508,17 +514,14 @@ impl Prox {
         self.restore_copy(copy_store, id, QuotaCheck::Holds, loaded)
     }
 
-    /// Takes up a part of a response of the shared cache: its head, and the bytes that there are. One that is fetched on for
-    /// a sleeping flow is that flow's.
-    fn restore_part(
+    /// Takes up a part of a response of the shared cache: its head, and the bytes that there are.
+    fn load_part(
         &self,
         copy_store: &Arc<CopyStore>,
         id: u64,
-        loaded: &HashMap<u64, Arc<PinnedCopy>>,
+        found: &FoundCopy,
     ) -> Option<(CopyHead, Arc<SpooledBody>)> {
-        let found = FoundCopy::find(copy_store, id).filter(FoundCopy::is_part)?;
-        let is_shared = found.entry.client == SHARED && !loaded.contains_key(&id);
-        if !is_shared || !self.cache.takes(Some(found.counted())) {
+        if !self.cache.takes(Some(found.counted())) {
             return None;
         }
         let (head, _) = CopyHead::from_entry(&found.entry)?;

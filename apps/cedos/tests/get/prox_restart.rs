@@ -146,42 +146,45 @@ async fn stopping_origin(etag: &'static str) -> ScriptedOrigin {
 /// Bytes of an object that an origin sends before it stops.
 const PART: usize = 400_000;
 
-/// A client has read a beginning of what the origin sends.
+/// A client that has read a beginning of what the origin sends, and waits for more.
 async fn reading(proxy: &DurableProxy, url: &str) -> tokio::net::TcpStream {
     let mut stream = proxy.send(get(url, "")).await;
     head_of(&mut stream).await;
-    let mut first = vec![0; PART / 2];
+    let mut first = vec![0; PART];
     within(stream.read_exact(&mut first)).await.expect("bytes");
     stream
 }
 
 #[tokio::test]
 async fn a_part_in_the_cache_survives_a_restart_and_its_rest_completes_it() {
-    for (signal, leaves) in [
-        (Signal::SIGKILL, true),
-        (Signal::SIGTERM, true),
+    for (signal, is_read) in [
         (Signal::SIGKILL, false),
         (Signal::SIGTERM, false),
+        (Signal::SIGKILL, true),
     ] {
-        let case = format!("{signal}, the client leaves: {leaves}");
+        let case = format!("{signal}, read until then: {is_read}");
         let mut proxy = DurableProxy::start().await;
         let origin = stopping_origin("\"v1\"").await;
         let url = origin.url("/");
-        let mut client = Some(reading(&proxy, &url).await);
-        if leaves {
-            client = None;
-            until_async("it is a part", async || {
-                (proxy.status().await["cache_responses"] == 0).then_some(())
-            })
-            .await;
-        }
+        let client = match is_read {
+            true => Some(reading(&proxy, &url).await),
+            false => {
+                let answer = proxy.get(&url, "Range: bytes=0-9\r\n").await;
+                assert_eq!(answer.body.len(), 10, "{case}: {}", answer.head);
+                until_async("it is a part", async || {
+                    (proxy.status().await["cache_responses"] == 0).then_some(())
+                })
+                .await;
+                None
+            }
+        };
         proxy.until_recorded().await;
         proxy.restart(signal, &[]).await;
         drop(client);
         let status = proxy.status().await;
         assert_eq!(status["cache_responses"], 0, "{case}");
         let have = status["cache_bytes"].as_u64().unwrap_or_default();
-        assert!(have >= PART as u64 / 2, "{case}: {have}");
+        assert!((1..=PART as u64).contains(&have), "{case}: {have}");
         let answer = proxy.get(&url, "").await;
         assert!(
             answer.body == object(PART * 5, 5),
@@ -199,6 +202,28 @@ async fn a_part_in_the_cache_survives_a_restart_and_its_rest_completes_it() {
         assert!(proxy.get(&url, "").await.is_hit(), "{case}");
         assert_eq!(origin.requests().len(), 2, "{case}");
     }
+}
+
+#[tokio::test]
+async fn a_response_that_is_fetched_on_for_a_client_after_a_restart_is_shared_as_before() {
+    let mut proxy = DurableProxy::start().await;
+    let origin = stopping_origin("\"v1\"").await;
+    let url = origin.url("/");
+    let client = reading(&proxy, &url).await;
+    client.set_zero_linger().expect("a reset at the end");
+    drop(client);
+    until_async("it is kept for the client", async || {
+        (proxy.status().await["retained_copies"] == 1).then_some(())
+    })
+    .await;
+    proxy.until_recorded().await;
+    proxy.restart(Signal::SIGTERM, &[]).await;
+    assert_eq!(proxy.status().await["cache_responses"], 1);
+    let answer = proxy.get(&url, "").await;
+    assert!(answer.body == object(PART * 5, 5), "{}", answer.head);
+    let asked = origin.requests();
+    assert_eq!(asked.len(), 2, "{asked:#?}");
+    assert_eq!(asked[1].range_from(), Some(PART));
 }
 
 #[tokio::test]
