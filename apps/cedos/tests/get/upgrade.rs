@@ -55,7 +55,7 @@ fn said(directory: &Path, log: &str) -> String {
 }
 
 /// Lines of a JSON log with this message.
-fn logged(directory: &Path, log: &str, message: &str) -> Vec<Value> {
+pub fn logged(directory: &Path, log: &str, message: &str) -> Vec<Value> {
     let text = said(directory, log);
     let lines = text
         .lines()

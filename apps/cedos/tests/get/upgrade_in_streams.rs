@@ -27,17 +27,17 @@ use tokio::process::Child;
 use tokio::sync::oneshot;
 
 use crate::passed_tunnels::service_with;
-use crate::upgrade::{device, part_bytes, proxy, proxy_arguments};
+use crate::upgrade::{device, logged, part_bytes, proxy, proxy_arguments};
 
 /// Devices that download, by each of the two ways.
 const DEVICES: usize = 5;
-const OBJECTS: usize = 3;
+const OBJECTS: usize = 4;
 const BYTES: usize = 2_000_000; // two seconds at the rate of a device
 /// What the proxy lets each device have in a second, beside a second's bytes at first.
 const RATE: &str = "client_down_bytes_per_s = 1000000\nclient_up_bytes_per_s = 300000\n";
-/// How long nothing may arrive at a device while the proxy is replaced. A device whose next stream is cut, too, waits
-/// for four seconds.
-const SILENCE_MAX: Duration = Duration::from_secs(3); // most of it until an unoptimised program has started
+/// How long nothing may arrive at a device once the next process serves. A device whose next stream is cut, too, waits for
+/// four seconds.
+const SILENCE_MAX: Duration = Duration::from_secs(2);
 const WORKERS: [&str; 4] = ["--workers", "2", "--config", "rate.toml"];
 
 /// Objects of one size, each with content of its own: `/N`. They are served, and taken.
@@ -128,29 +128,30 @@ impl TransferringDevices {
     }
 }
 
-/// The longest time in which nothing arrived at each device until it had all.
-async fn silences(homes: Vec<PathBuf>) -> Vec<Duration> {
-    let begun = Instant::now();
-    let mut devices: Vec<_> = homes
-        .into_iter()
-        .map(|home| (home, 0, begun, Duration::ZERO))
-        .collect();
+/// When bytes arrived at each device until it had all.
+async fn arrivals(homes: Vec<PathBuf>) -> Vec<Vec<Instant>> {
+    let mut devices: Vec<_> = homes.into_iter().map(|home| (home, 0, vec![])).collect();
     let all = (OBJECTS * BYTES) as u64;
     until("every device has all", || {
-        for (home, bytes, since, longest) in &mut devices {
-            let now = Instant::now();
+        for (home, bytes, times) in &mut devices {
             let arrived = part_bytes(home);
-            if *bytes < all {
-                *longest = (*longest).max(now.duration_since(*since));
-            }
             if arrived != *bytes {
-                (*bytes, *since) = (arrived, now);
+                *bytes = arrived;
+                times.push(Instant::now());
             }
         }
-        devices.iter().all(|(_, bytes, ..)| *bytes >= all)
+        devices.iter().all(|(_, bytes, _)| *bytes >= all)
     })
     .await;
-    devices.into_iter().map(|(.., longest)| longest).collect()
+    devices.into_iter().map(|(.., times)| times).collect()
+}
+
+/// How long nothing arrived at a device once the next process served, and in all.
+fn silence_at(times: &[Instant], served: Instant) -> (Duration, Duration) {
+    let next = times.iter().find(|at| **at > served);
+    let next = next.expect("the device was under way when the proxy was replaced");
+    let gaps = times.windows(2).map(|two| two[1] - two[0]);
+    (*next - served, gaps.max().unwrap_or_default())
 }
 
 /// Has the proxy of `start` replaced by `replace` while devices with and without UDP transfer by it. Both run in the
@@ -160,51 +161,67 @@ fn transfers_go_on<S, R>(
     start: impl FnOnce(PathBuf) -> S + Send + 'static,
     replace: impl FnOnce(PathBuf, ProxyProcess) -> R + Send + 'static,
 ) where
-    S: Future<Output = ProxyProcess> + Send,
-    R: Future<Output = ProxyProcess> + Send + 'static,
+    S: Future<Output = ProxyProcess>,
+    R: Future<Output = ProxyProcess>,
 {
     in_namespace(test, move || async move {
         let directory = tempfile::tempdir().expect("a directory");
         let place = directory.path().to_owned();
         std::fs::write(place.join("rate.toml"), RATE).expect("written");
-        let (origin, address, by_udp, begin, replaced) = origin_namespace(move || async move {
+        let (origin, address, begin, begun, replaced) = origin_namespace(move || async move {
             sh("tc qdisc del dev ap0 root");
             // Its rules last as long as the namespace.
             let _udp = BlockedUdp::on("ap0");
             let origin = origin().await;
             let first = start(place.clone()).await;
-            let address = first.address.clone();
-            let at = origin.address;
-            let by_udp = TransferringDevices::start(&place, "udp", 0, at, &address).await;
+            let (address, at) = (first.address.clone(), origin.address);
             let (begin, begins) = oneshot::channel::<()>();
-            let replaced = tokio::spawn(async move {
-                begins.await.expect("the test goes on");
-                replace(place, first).await
+            let (tell, begun) = oneshot::channel();
+            let (tell_replaced, replaced) = oneshot::channel();
+            // A thread of this network, which goes on with what it starts.
+            std::thread::spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build();
+                runtime.expect("a runtime").block_on(async move {
+                    begins.await.expect("the test goes on");
+                    let devices =
+                        TransferringDevices::start(&place, "udp", 0, at, &first.address).await;
+                    assert!(tell.send(devices).is_ok(), "the test goes on");
+                    let next = replace(place, first).await;
+                    let told = tell_replaced.send((next, Instant::now()));
+                    assert!(told.is_ok(), "the test goes on");
+                    std::future::pending::<()>().await;
+                });
             });
-            (origin, address, by_udp, begin, replaced)
+            (origin, address, begin, begun, replaced)
         });
         wifi_on("198.51.100.7");
         let (at, seeds) = (origin.address, DEVICES * OBJECTS + 1);
         let before = (received("wlan0"), sent("wlan0"));
         let in_streams =
             TransferringDevices::start(directory.path(), "stream", seeds, at, &address).await;
-        let watched = [by_udp.homes.clone(), in_streams.homes.clone()].concat();
         begin.send(()).expect("it waits");
-        let (silences, (), (), replaced) = tokio::join!(
-            silences(watched),
+        let by_udp = within(begun).await.expect("they begin");
+        let watched = [by_udp.homes.clone(), in_streams.homes.clone()].concat();
+        let (arrivals, (), (), replaced) = tokio::join!(
+            arrivals(watched),
             in_streams.assert_whole(),
             by_udp.assert_whole(),
             within(replaced)
         );
-        let next = replaced.expect("it is replaced");
+        let (next, served) = replaced.expect("it is replaced");
         assert_eq!(next.address, address);
+        let silences: Vec<_> = (arrivals.iter())
+            .map(|times| silence_at(times, served))
+            .collect();
         eprintln!(
-            "silences by UDP {:?}, in streams {:?}",
+            "silences once the next process served, and in all: by UDP {:?}, in streams {:?}",
             &silences[..DEVICES],
             &silences[DEVICES..]
         );
-        for silence in silences {
-            assert!(silence < SILENCE_MAX, "{silence:?}");
+        for (since_served, _) in silences {
+            assert!(since_served < SILENCE_MAX, "{since_served:?}");
         }
         // What it takes to carry all once, and what was under way when the streams ended.
         let carried = (received("wlan0") - before.0, sent("wlan0") - before.1);
@@ -283,6 +300,25 @@ async fn upgraded(directory: PathBuf, mut old: ProxyProcess) -> ProxyProcess {
     new
 }
 
+/// An upgrade that fails when the old process has left, so that this serves again.
+async fn not_upgraded(directory: PathBuf, old: ProxyProcess) -> ProxyProcess {
+    let mut command = {
+        let streams = streams_of(&old);
+        let arguments = [
+            &proxy_arguments(old.listens_at())[..],
+            &WORKERS,
+            &["--stream-listen", &streams, "--upgrade"],
+            &["--qlog", "/proc/nowhere"],
+        ];
+        cedos(&directory, &arguments.concat())
+    };
+    let failed = command.output().await.expect("it ran");
+    assert!(!failed.status.success());
+    let serves_again = move || logged(&directory, "old.log", "ready").len() == 2;
+    until("the old process serves again", serves_again).await;
+    old
+}
+
 #[test]
 fn an_upgrade_of_two_workers_goes_unnoticed_by_udp_and_in_streams() {
     transfers_go_on(this_test!(), started, upgraded);
@@ -290,19 +326,7 @@ fn an_upgrade_of_two_workers_goes_unnoticed_by_udp_and_in_streams() {
 
 #[test]
 fn an_upgrade_that_fails_leaves_the_streams_of_two_workers_to_the_old_process() {
-    transfers_go_on(this_test!(), started, |directory, old| async move {
-        let streams = streams_of(&old);
-        let arguments = [
-            &proxy_arguments(old.listens_at())[..],
-            &WORKERS,
-            &["--stream-listen", &streams, "--upgrade"],
-            // It fails when the old process has left.
-            &["--qlog", "/proc/nowhere"],
-        ];
-        let failed = cedos(&directory, &arguments.concat()).output().await;
-        assert!(!failed.expect("it ran").status.success());
-        old
-    });
+    transfers_go_on(this_test!(), started, not_upgraded);
 }
 
 /// A proxy on the sockets of a manager of services.
