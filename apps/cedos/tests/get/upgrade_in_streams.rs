@@ -17,6 +17,7 @@ use cedos_lab_rig::namespace::{
     BlockedUdp, in_namespace, origin_namespace, received, sent, sh, wifi_on,
 };
 use cedos_lab_rig::origin::{ScriptedOrigin, object, proper};
+use cedos_lab_rig::processor_wait::ProcessorWait;
 use cedos_lab_rig::program::{ProxyProcess, cedos, ended, pid_of};
 use cedos_lab_rig::this_test;
 use cedos_lab_rig::wait::{until, within};
@@ -31,7 +32,7 @@ use crate::upgrade::{device, logged, part_bytes, proxy, proxy_arguments};
 
 /// Devices that download, by each of the two ways.
 const DEVICES: usize = 5;
-const OBJECTS: usize = 4;
+const OBJECTS: usize = 6;
 const BYTES: usize = 2_000_000; // two seconds at the rate of a device
 /// What the proxy lets each device have in a second, beside a second's bytes at first.
 const RATE: &str = "client_down_bytes_per_s = 1000000\nclient_up_bytes_per_s = 300000\n";
@@ -146,12 +147,11 @@ async fn arrivals(homes: Vec<PathBuf>) -> Vec<Vec<Instant>> {
     devices.into_iter().map(|(.., times)| times).collect()
 }
 
-/// How long nothing arrived at a device once the next process served, and in all.
-fn silence_at(times: &[Instant], served: Instant) -> (Duration, Duration) {
-    let next = times.iter().find(|at| **at > served);
-    let next = next.expect("the device was under way when the proxy was replaced");
+/// How long nothing arrived at a device once the next process served, and in all; `None` if it had all before.
+fn silence_at(times: &[Instant], served: Instant) -> Option<(Duration, Duration)> {
+    let next = times.iter().find(|at| **at > served)?;
     let gaps = times.windows(2).map(|two| two[1] - two[0]);
-    (*next - served, gaps.max().unwrap_or_default())
+    Some((*next - served, gaps.max().unwrap_or_default()))
 }
 
 /// Has the proxy of `start` replaced by `replace` while devices with and without UDP transfer by it. Both run in the
@@ -201,27 +201,34 @@ fn transfers_go_on<S, R>(
         let before = (received("wlan0"), sent("wlan0"));
         let in_streams =
             TransferringDevices::start(directory.path(), "stream", seeds, at, &address).await;
+        let wait = ProcessorWait::of_this_and_descendants();
         begin.send(()).expect("it waits");
         let by_udp = within(begun).await.expect("they begin");
         let watched = [by_udp.homes.clone(), in_streams.homes.clone()].concat();
-        let (arrivals, (), (), replaced) = tokio::join!(
-            arrivals(watched),
-            in_streams.assert_whole(),
-            by_udp.assert_whole(),
-            within(replaced)
-        );
+        let all = async {
+            tokio::join!(
+                arrivals(watched),
+                in_streams.assert_whole(),
+                by_udp.assert_whole(),
+                within(replaced)
+            )
+        };
+        let ((arrivals, (), (), replaced), _) = wait.during(all).await;
         let (next, served) = replaced.expect("it is replaced");
         assert_eq!(next.address, address);
-        let silences: Vec<_> = (arrivals.iter())
-            .map(|times| silence_at(times, served))
-            .collect();
-        eprintln!(
-            "silences once the next process served, and in all: by UDP {:?}, in streams {:?}",
-            &silences[..DEVICES],
-            &silences[DEVICES..]
-        );
-        for (since_served, _) in silences {
-            assert!(since_served < SILENCE_MAX, "{since_served:?}");
+        let (by_udp, in_streams) = arrivals.split_at(DEVICES);
+        let waited = wait.longest();
+        for (devices, name) in [(by_udp, "by UDP"), (in_streams, "in streams")] {
+            let silences: Vec<_> = (devices.iter())
+                .filter_map(|times| silence_at(times, served))
+                .collect();
+            eprintln!("{name}: silences once the next process served, and in all: {silences:?}");
+            let longest = silences.iter().map(|(since_served, _)| *since_served).max();
+            let longest = longest.expect("a device is under way when the proxy is replaced");
+            assert!(
+                longest < SILENCE_MAX + waited,
+                "{name}: {longest:?}, {waited:?} of it for a processor"
+            );
         }
         // What it takes to carry all once, and what was under way when the streams ended.
         let carried = (received("wlan0") - before.0, sent("wlan0") - before.1);
