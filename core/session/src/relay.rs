@@ -152,7 +152,7 @@ pub enum ForwardTarget {
     Worker(CallHalf),
 }
 
-/// One of the two relays of a call between devices.
+/// A relay that is a half of a call between devices.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CallHalf {
     /// The index of the worker in whose table the relay is; 0 where there is only one.
