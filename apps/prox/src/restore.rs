@@ -3,7 +3,7 @@
 //! ```text
 //!  journal: memos of flows ──┐
 //!           retained copies ─┼─▶ copies: their bytes are charged again, half-fetched ones are fetched on
-//!           cached responses ┘   (of cached responses only complete ones)
+//!           cached responses ┘   (incomplete cached ones are parts, until somebody asks for them)
 //!           uploads ───────────▶ their bodies go on where they stopped; complete ones go to their origins, unless
 //!                                those may have received them and must not twice
 //!  everything else ────────────▶ removed
@@ -88,6 +88,11 @@ impl FoundCopy {
             // One that the journal does not know as complete is synced first, like one that was fetched.
             whole: self.progress.whole && self.is_complete,
         }
+    }
+
+    /// Whether the file has the beginning of what was still being fetched.
+    fn is_part(&self) -> bool {
+        self.have > 0 && !self.is_complete && !self.progress.whole
     }
 
     /// Syncs the file if it is complete and the process that wrote it ended before that was done.
@@ -300,11 +305,21 @@ impl Prox {
         let mut here = in_use.len();
         // If there is less room than before, it goes to what was received last; that is also evicted last.
         cached.sort_by_key(|(_, record)| Reverse(record.since_ms));
-        let mut taken = Vec::new();
+        let (mut taken, mut parts) = (Vec::new(), Vec::new());
         for (id, record) in cached {
-            match self.restore_shared(&copy_store, id, &mut loaded) {
-                Some(copy) => taken.push((copy, record)),
-                None => drop(copy_store.remove_note(CopyNote::Cached, id)),
+            let found = FoundCopy::find(&copy_store, id);
+            let part = found.filter(|found| found.is_part() && found.entry.client == SHARED);
+            if let Some(copy) = self.restore_shared(&copy_store, id, &mut loaded) {
+                taken.push((copy, record));
+            } else if let (Some(_), Some(copy)) = (&part, loaded.get(&id)) {
+                // It is fetched on for a client.
+                taken.push((copy.clone(), record));
+            } else if let Some(part) = part.and_then(|part| self.load_part(&copy_store, id, &part))
+            {
+                in_use.insert(id);
+                parts.push((id, part, record));
+            } else {
+                drop(copy_store.remove_note(CopyNote::Cached, id));
             }
         }
         for (copy, record) in taken.into_iter().rev() {
@@ -313,6 +328,9 @@ impl Prox {
                 true => here += 1,
                 false => drop(copy_store.remove_note(CopyNote::Cached, id)),
             }
+        }
+        for (id, (head, body), record) in parts.into_iter().rev() {
+            here += usize::from(self.cache.restore_partial(id, &head, &body, &record));
         }
         // What is loaded is freed with its last handle.
         in_use.extend(loaded.keys());
@@ -494,6 +512,39 @@ impl Prox {
             return None;
         }
         self.restore_copy(copy_store, id, QuotaCheck::Holds, loaded)
+    }
+
+    /// Takes up a part of a response of the shared cache: its head, and the bytes that there are.
+    fn load_part(
+        &self,
+        copy_store: &Arc<CopyStore>,
+        id: u64,
+        found: &FoundCopy,
+    ) -> Option<(CopyHead, Arc<SpooledBody>)> {
+        if !self.cache.takes(Some(found.counted())) {
+            return None;
+        }
+        let (head, _) = CopyHead::from_entry(&found.entry)?;
+        let counted = found.have;
+        let tier = StorageTier::Disk;
+        self.ledger.reserve(SHARED, tier, counted).ok()?;
+        drop(copy_store.record_progress(id, found.progress_now()));
+        let home = SpoolFile {
+            copy_store: copy_store.clone(),
+            id,
+        };
+        let body = RestoredBody {
+            counted,
+            ..found.body()
+        };
+        match SpooledBody::restore(self.ledger.clone(), SHARED, home, body) {
+            Ok(body) => Some((head, Arc::new(body))),
+            Err(error) => {
+                tracing::error!(%error, "a part of a response is lost");
+                self.ledger.release(SHARED, tier, counted);
+                None
+            }
+        }
     }
 
     /// Takes up an upload, and delivers it if it is complete and its origin has not received it.

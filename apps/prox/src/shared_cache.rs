@@ -12,8 +12,8 @@
 //!
 //! What there is of a response that nobody reads any more while it is fetched may be completed later: `partial_response.rs`.
 //!
-//! With a copy store the complete responses outlive the process: each has a note in the journal, which is removed
-//! with the response.
+//! With a copy store responses and parts outlive the process: each has a note in the journal, which is removed with
+//! it. A response that grew when the process ended is a part for the next one.
 
 mod cache_control;
 mod cache_status;
@@ -32,10 +32,11 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
+use crate::copy_head::CopyHead;
 use crate::copy_store::{CopyNote, CopyStore, wall_ms};
 use crate::pinned_copy::PinnedCopy;
 use crate::refusal::ProxRefusal;
-use crate::spooled_body::SpoolStatus;
+use crate::spooled_body::{SpoolStatus, SpooledBody};
 
 pub(crate) use cache_status::CacheStatus;
 pub(crate) use partial_response::PartialResponse;
@@ -497,6 +498,24 @@ impl SharedCache {
         entry.is_some_and(|entry| self.insert(&record.url, entry, self.begin(), false))
     }
 
+    /// Keeps a part of a response of an earlier process, if its origin can be asked for the rest. Returns whether it can.
+    pub(crate) fn restore_partial(
+        &self,
+        id: u64,
+        head: &CopyHead,
+        body: &Arc<SpooledBody>,
+        record: &CachedRecord,
+    ) -> bool {
+        let response = StoredResponse::from_record(head.status, &record.response).map(Arc::new);
+        let partial = response
+            .and_then(|response| PartialResponse::of(&record.url, id, head, body, &response));
+        let is_kept = partial.is_some();
+        if let Some(partial) = partial {
+            self.keep_partial(partial);
+        }
+        is_kept
+    }
+
     /// Removes the responses of a URL, and keeps those from being stored that are under way (RFC 9111 §4.4). Ready
     /// when the next process does not have them either.
     pub(crate) fn invalidate(&self, url: &str) -> impl Future<Output = ()> + Send + use<> {
@@ -660,12 +679,20 @@ impl CacheState {
         let copy = &entry.copy;
         let head = (copy.head).entry(copy.body.client(), &copy.request, copy.body.extent().total);
         drop(copy_store.record_copy(copy.id, &head));
+        self.note(url, entry);
+    }
+
+    /// Records how the next process may use an entry, or the part that there is of it.
+    fn note(&self, url: &str, entry: &CacheEntry) {
+        let Some(copy_store) = &self.copy_store else {
+            return;
+        };
         let note = CachedRecord {
             url: url.to_owned(),
             response: entry.response.record(),
             since_ms: wall_ms(entry.since_date),
         };
-        drop(copy_store.write_note(CopyNote::Cached, copy.id, &note));
+        drop(copy_store.write_note(CopyNote::Cached, entry.copy.id, &note));
     }
 
     fn touch(&mut self, id: u64) {
@@ -702,6 +729,9 @@ impl CacheState {
         let CacheEntry { copy, response, .. } = &removed.entry;
         let partial = PartialResponse::of(&url, id, &copy.head, &copy.body, response);
         let partial = partial.filter(|_| is_own);
+        if partial.is_some() {
+            self.note(&url, &removed.entry);
+        }
         let older = partial.and_then(|partial| self.partials.keep(partial));
         Some((removed, older))
     }

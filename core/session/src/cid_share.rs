@@ -64,6 +64,11 @@ impl CidShare {
         self.index_of(cid) == self.index
     }
 
+    /// The index of this share.
+    pub fn index(&self) -> u16 {
+        self.index
+    }
+
     /// The seed that hosts and balancer share.
     pub fn seed(&self) -> u32 {
         self.seed

@@ -136,7 +136,7 @@ pub use pending_lookup::{PENDING_LOOKUPS_MAX, PendingLookup};
 pub use record::{FlowRecord, RecordError, SessionRecord, UsedFlowIds};
 pub use recv_half::ArrivedBytes;
 pub use relay::{
-    ForwardTarget, RELAY_HEADER_BYTES, RelayId, RelayLimits, RelayRefusal, RelayTable,
+    CallHalf, ForwardTarget, RELAY_HEADER_BYTES, RelayId, RelayLimits, RelayRefusal, RelayTable,
     UNANSWERED_MAX, relayed_id, unwrap_relayed, wrap_relayed,
 };
 pub use relay_client::{CALLS_MAX, InterceptedDatagram, RelayClient};

@@ -13,6 +13,10 @@
 //!
 //! For a session a relayed path is like any other path, with an address that stands for the relay
 //! ([`RelayId::address`]).
+//!
+//! A host with several workers has a table in each, for the relays of that worker's clients. A relay's id leads to its
+//! worker, as connection ids do. The halves of a call may be in two workers: the caller's forwards a packet to the
+//! listener's, which knows where the listener is.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,6 +26,7 @@ use std::str::FromStr;
 use d2tp_seal::{PublicKey, Rng};
 use d2tp_wire::{CID_BYTES, PacketKind};
 
+use crate::cid_share;
 use crate::endpoint::{Admission, Endpoint};
 use crate::link::Addresses;
 use crate::session_id::SessionId;
@@ -143,6 +148,17 @@ pub enum ForwardTarget {
     Outside(RelayId),
     /// The packet is sent to a device, with another relay id.
     Device(RelayId, Addresses),
+    /// The packet is passed to the worker of the device, which sends it with this other relay id.
+    Worker(CallHalf),
+}
+
+/// A relay that is a half of a call between devices.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CallHalf {
+    /// The index of the worker in whose table the relay is; 0 where there is only one.
+    pub worker: u16,
+    /// The id of the relay.
+    pub id: RelayId,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -150,8 +166,8 @@ enum RelayDestination {
     /// An external address, which the owner of the table knows. `unanswered`: packets sent there
     /// without an answer.
     Outside { unanswered: Option<u32> },
-    /// The other half of a call between two devices.
-    Device(RelayId),
+    /// The other half of a call between two devices; `None` until the listener's worker has answered.
+    Device(Option<CallHalf>),
 }
 
 #[derive(Debug)]
@@ -208,7 +224,7 @@ impl RelayTable {
         let toward = RelayDestination::Outside {
             unanswered: Some(0),
         };
-        Ok(self.insert(device, client, toward))
+        Ok(self.insert(core, device, client, toward))
     }
 
     /// Registers this device as a listener: other devices, if it admits them, may call it by its
@@ -232,7 +248,7 @@ impl RelayTable {
         self.listeners.retain(|_, (session, _)| *session != device);
     }
 
-    /// Opens a relay between a calling device and one that listens. Returns the caller's id, the
+    /// Opens a relay between a calling device and one that listens, both of this worker. Returns the caller's id, the
     /// listener's id, and the listener's session.
     ///
     /// # Errors
@@ -243,23 +259,64 @@ impl RelayTable {
         device: SessionId,
         to: PublicKey,
     ) -> Result<(RelayId, RelayId, SessionId), RelayRefusal> {
+        let (caller, own) = self.begin_call(core, device)?;
+        let answered = self.answer_call(core, caller, own, to);
+        let (theirs, listener) = answered.inspect_err(|_| {
+            self.open.remove(&own.id);
+        })?;
+        self.complete_call(own.id, theirs);
+        Ok((own.id, theirs.id, listener))
+    }
+
+    /// Opens the caller's half of a call, which [`RelayTable::answer_call`] of the listener's worker answers and
+    /// [`RelayTable::complete_call`] of this one completes. Returns the caller's key and the half, which the caller of
+    /// this function closes if the call is refused.
+    ///
+    /// # Errors
+    /// The device or the host has too many relays, or the session is over.
+    pub fn begin_call(
+        &mut self,
+        core: &Endpoint,
+        device: SessionId,
+    ) -> Result<(PublicKey, CallHalf), RelayRefusal> {
         let caller = self.admit(core, device, 2)?;
+        let id = self.insert(core, device, caller, RelayDestination::Device(None));
+        let worker = core.worker_index();
+        Ok((caller, CallHalf { worker, id }))
+    }
+
+    /// Opens the listener's half of a call from the device with the key `caller`, whose own half is `calling`. Returns the
+    /// half and the listener's session.
+    ///
+    /// # Errors
+    /// No device with the key `to` listens to this caller, or there are too many relays.
+    pub fn answer_call(
+        &mut self,
+        core: &Endpoint,
+        caller: PublicKey,
+        calling: CallHalf,
+        to: PublicKey,
+    ) -> Result<(CallHalf, SessionId), RelayRefusal> {
         let (listener, callers) = self.listeners.get(&to).ok_or(RelayRefusal::NobodyListens)?;
         if !callers.admits(&caller) || core.session(*listener).is_none() {
             return Err(RelayRefusal::NobodyListens);
         }
+        if self.open.len() >= self.limits.all {
+            return Err(RelayRefusal::Full(self.limits.all));
+        }
         let listener = *listener;
-        let theirs = RelayId(self.rng.array());
-        let own = self.insert(device, caller, RelayDestination::Device(theirs));
-        let relay = OpenRelay {
-            device: listener,
-            // Both halves count for the caller, so that callers cannot use up a listener's relays.
-            client: caller,
-            toward: RelayDestination::Device(own),
-            at: None,
-        };
-        self.open.insert(theirs, relay);
-        Ok((own, theirs, listener))
+        // Both halves count for the caller, so that callers cannot use up a listener's relays.
+        let destination = RelayDestination::Device(Some(calling));
+        let id = self.insert(core, listener, caller, destination);
+        let worker = core.worker_index();
+        Ok((CallHalf { worker, id }, listener))
+    }
+
+    /// Joins the caller's half of a call to the listener's.
+    pub fn complete_call(&mut self, own: RelayId, theirs: CallHalf) {
+        if let Some(relay) = self.open.get_mut(&own) {
+            relay.toward = RelayDestination::Device(Some(theirs));
+        }
     }
 
     /// R-RELAY-4: checks whether a device may open this many more relays.
@@ -273,7 +330,13 @@ impl RelayTable {
         if self.open.len() + more > self.limits.all {
             return Err(RelayRefusal::Full(self.limits.all));
         }
-        let own = self.open.values().filter(|r| r.client == client).count();
+        // The other half of a call may be in another worker.
+        let count = |relay: &OpenRelay| match relay.toward {
+            RelayDestination::Device(Some(other)) if other.worker != core.worker_index() => 2,
+            _ => 1,
+        };
+        let relays = self.open.values().filter(|r| r.client == client);
+        let own: usize = relays.map(count).sum();
         if own + more > self.limits.client {
             return Err(RelayRefusal::ClientFull(self.limits.client));
         }
@@ -282,11 +345,13 @@ impl RelayTable {
 
     fn insert(
         &mut self,
+        core: &Endpoint,
         device: SessionId,
         client: PublicKey,
         toward: RelayDestination,
     ) -> RelayId {
-        let id = RelayId(self.rng.array());
+        // R-RELAY-9
+        let id = RelayId(cid_share::draw(core.cid_shares(), &mut self.rng).0);
         let relay = OpenRelay {
             device,
             client,
@@ -316,12 +381,17 @@ impl RelayTable {
         Some((relay.client, is_own))
     }
 
-    /// Closes a relay, and the other half of its call. Returns the id of that half and its session.
-    pub fn close(&mut self, id: RelayId) -> Option<(RelayId, SessionId)> {
-        let RelayDestination::Device(other) = self.open.remove(&id)?.toward else {
-            return None;
-        };
-        Some((other, self.open.remove(&other)?.device))
+    /// Closes a relay. Returns the other half of its call, which [`RelayTable::hang_up`] closes in its worker's table.
+    pub fn close(&mut self, id: RelayId) -> Option<CallHalf> {
+        match self.open.remove(&id)?.toward {
+            RelayDestination::Device(other) => other,
+            RelayDestination::Outside { .. } => None,
+        }
+    }
+
+    /// Closes the half of a call whose other half was closed. Returns the session of its device.
+    pub fn hang_up(&mut self, id: RelayId) -> Option<SessionId> {
+        Some(self.open.remove(&id)?.device)
     }
 
     /// Whether a device's packets came from a new address since the last call.
@@ -362,9 +432,12 @@ impl RelayTable {
                 Some(ForwardTarget::Outside(id))
             }
             RelayDestination::Device(other) => {
-                let other = *other;
-                let to = self.owner_address(core, other)?;
-                Some(ForwardTarget::Device(other, to))
+                let other = (*other)?;
+                if other.worker != core.worker_index() {
+                    return Some(ForwardTarget::Worker(other));
+                }
+                let to = self.owner_address(core, other.id)?;
+                Some(ForwardTarget::Device(other.id, to))
             }
         }
     }
@@ -390,6 +463,15 @@ impl RelayTable {
         }
         *unanswered = None;
         self.owner_address(core, id)
+    }
+
+    /// Where to send packets of a call that another worker of this host forwarded, to the device of this half; `None`
+    /// drops them.
+    pub fn forward_from_worker(&self, core: &Endpoint, id: RelayId) -> Option<Addresses> {
+        match self.open.get(&id)?.toward {
+            RelayDestination::Device(_) => self.owner_address(core, id),
+            RelayDestination::Outside { .. } => None,
+        }
     }
 
     /// R-RELAY-1: the address of the device that owns a relay: where it last used the relay, if it

@@ -852,6 +852,8 @@ impl StreamOwner for DeviceInner {
 
     fn on_stream_closed(self: Arc<Self>, socket: LinkId) {
         self.input(|links, now, session| links.on_stream_closed(now, session, socket));
+        // R-STREAM-9: the link has a socket for UDP again, beside which the next stream is opened where UDP is blocked.
+        self.input(|links, now, session| links.on_time(now, session));
     }
 }
 

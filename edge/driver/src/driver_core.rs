@@ -336,6 +336,14 @@ impl DriverShared {
         })
     }
 
+    /// The worker of this server with this index; this one if there is no other.
+    pub(crate) fn worker(self: &Arc<Self>, index: u16) -> Option<Arc<DriverShared>> {
+        match self.workers.others() {
+            Some(workers) => workers.get(usize::from(index))?.upgrade(),
+            None => Some(self.clone()),
+        }
+    }
+
     /// Wakes the engine's task.
     pub(crate) fn wake(&self) {
         self.waker.wake();

@@ -45,11 +45,7 @@ pub(crate) struct OpenStream {
 impl OpenStream {
     /// The worker with this index, or the device.
     pub(crate) fn shared_by(&self, worker: u16) -> Option<Arc<DriverShared>> {
-        let shared = self.shared.upgrade()?;
-        match shared.workers.others() {
-            Some(workers) => workers.get(usize::from(worker))?.upgrade(),
-            None => Some(shared),
-        }
+        self.shared.upgrade()?.worker(worker)
     }
 
     /// Carries packets in both directions until the connection ends or the stream is closed.
@@ -88,6 +84,10 @@ impl OpenStream {
                 };
                 let now = clock::now();
                 let mut inner = shared.inner.lock();
+                if inner.is_deaf {
+                    // R-STREAM-9: read to the end, so that the connection is not reset, and left to the next process.
+                    continue;
+                }
                 for packet in batch.packets() {
                     let stride = packet.len();
                     unproven = unproven.map(|bytes| bytes + stride);

@@ -79,6 +79,15 @@ fn to_core(
     inner.core.handle_datagrams(now, incoming, stride);
 }
 
+/// Whether a datagram that another worker received is a packet by one of this worker's relays.
+pub(crate) fn is_relayed(inner: &DriverCore, datagram: &[u8]) -> bool {
+    let hosted = inner.relays.host.as_ref().filter(|h| !h.relays.is_empty());
+    let id = relayed_id(datagram).map(RelayId);
+    hosted
+        .zip(id)
+        .is_some_and(|(hosted, id)| hosted.relays.contains(id))
+}
+
 /// Handles datagrams that have the same id.
 fn take_group(
     inner: &mut DriverCore,

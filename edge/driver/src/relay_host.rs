@@ -5,6 +5,12 @@
 //!  relay_to_device(key)      ─▶ RelayHandle, and the listener is informed by IncomingCalls::next
 //! ```
 //!
+//! Of a server with several workers each has the relays of its own clients. A call may have its halves in two of them:
+//!
+//! ```text
+//!  caller ─▶ socket ─▶ its worker: may it? ─▶ exchange ─▶ the listener's worker: where is it? ─▶ socket ─▶ listener
+//! ```
+//!
 //! Nothing is queued: datagrams that a socket does not accept now are dropped, and the ends detect
 //! that as on any path.
 
@@ -14,7 +20,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Weak};
 
 use d2tp_session::{
-    Addresses, Admission, ForwardTarget, LinkId, PublicKey, RELAY_HEADER_BYTES, RelayId,
+    Addresses, Admission, CallHalf, ForwardTarget, LinkId, PublicKey, RELAY_HEADER_BYTES, RelayId,
     RelayRefusal, SessionId, StreamPathId, unwrap_relayed, wrap_relayed,
 };
 use d2tp_udp::{BindOptions, LinkSocket, RECV_BUFFER_BYTES, RecvBatch};
@@ -22,7 +28,9 @@ use tokio::sync::{mpsc, watch};
 
 use crate::device_sender::put_relayed;
 use crate::driver_core::{DriverCore, DriverShared};
-use crate::relay_state::{AbortOnDrop, CALL_EVENTS_MAX, CallEvent, ExternalRelay, RelayHost, put};
+use crate::relay_state::{
+    AbortOnDrop, CALL_EVENTS_MAX, CallEvent, ExternalRelay, RelayHost, RelayedPackets, put,
+};
 use crate::source::HostKey;
 
 /// Kernel buffer size in each direction of a relay's socket: enough for a burst, not for a queue.
@@ -122,21 +130,20 @@ impl DeviceRelays {
     /// # Errors
     /// No device with that key listens, or there are too many relays.
     pub fn relay_to_device(&self, to: HostKey) -> Result<RelayHandle, RelayError> {
-        let own = self.with(|hosted, core| {
-            let (own, theirs, listener) = hosted.relays.call(core, self.session, PublicKey(to))?;
-            let caller = core.session(self.session).map(|s| s.peer().0);
-            let open_calls = hosted.relays.calls(listener);
-            // The end of each open call, this one among them, has room behind this event.
-            let has_room = |tell: &&mpsc::Sender<_>| tell.capacity() > open_calls;
-            let told = caller.zip(hosted.listeners.get(&listener).filter(has_room));
-            let news = |caller| CallEvent::Call(theirs, caller);
-            if told.is_none_or(|(caller, tell)| tell.try_send(news(caller)).is_err()) {
-                hosted.relays.close(own);
-                return Err(RelayRefusal::NobodyListens);
-            }
-            Ok(own)
+        let to = PublicKey(to);
+        let (caller, own, worker) = self.with(|hosted, core| {
+            let (caller, own) = hosted.relays.begin_call(core, self.session)?;
+            Ok((caller, own, core.worker_of(&to)))
         })?;
-        Ok(self.handle(own))
+        // It is closed again if nobody answers.
+        let relay = self.handle(own.id);
+        let listening = self.shared.worker(worker).ok_or(RelayRefusal::NoSession)?;
+        let theirs = answer_call(&listening, caller, own, to)?;
+        self.with(|hosted, _| {
+            hosted.relays.complete_call(own.id, theirs);
+            Ok(())
+        })?;
+        Ok(relay)
     }
 
     /// Lets other devices call this one, as long as the returned value exists.
@@ -201,16 +208,53 @@ impl Drop for RelayHandle {
         let Some(shared) = self.shared.upgrade() else {
             return;
         };
-        let mut inner = shared.inner.lock();
-        if let Some(hosted) = &mut inner.relays.host {
+        let other = {
+            let mut inner = shared.inner.lock();
+            let Some(hosted) = &mut inner.relays.host else {
+                return;
+            };
             hosted.external.remove(&self.id);
-            if let Some((other, listener)) = hosted.relays.close(self.id)
-                && let Some(tell) = hosted.listeners.get(&listener)
-            {
-                // It has room, or the listener has just gone.
-                let _ = tell.try_send(CallEvent::HungUp(other));
-            }
+            hosted.relays.close(self.id)
+        };
+        let Some(other) = other else { return };
+        if let Some(listening) = shared.worker(other.worker) {
+            hang_up(&listening, other.id);
         }
+    }
+}
+
+/// Opens the half of a call that belongs to a device of this worker, and informs the device.
+fn answer_call(
+    worker: &DriverShared,
+    caller: PublicKey,
+    calling: CallHalf,
+    to: PublicKey,
+) -> Result<CallHalf, RelayRefusal> {
+    let mut inner = worker.inner.lock();
+    let DriverCore { core, relays, .. } = &mut *inner;
+    let hosted = relays.host.as_mut().ok_or(RelayRefusal::NoSession)?;
+    let (theirs, listener) = hosted.relays.answer_call(core, caller, calling, to)?;
+    let open_calls = hosted.relays.calls(listener);
+    // The end of each open call, this one among them, has room behind this event.
+    let has_room = |tell: &&mpsc::Sender<_>| tell.capacity() > open_calls;
+    let told = hosted.listeners.get(&listener).filter(has_room);
+    let news = CallEvent::Call(theirs.id, caller.0);
+    if told.is_none_or(|tell| tell.try_send(news).is_err()) {
+        hosted.relays.hang_up(theirs.id);
+        return Err(RelayRefusal::NobodyListens);
+    }
+    Ok(theirs)
+}
+
+/// Ends the half of a call that belongs to a device of this worker, and informs the device.
+fn hang_up(worker: &DriverShared, theirs: RelayId) {
+    let mut inner = worker.inner.lock();
+    if let Some(hosted) = &mut inner.relays.host
+        && let Some(listener) = hosted.relays.hang_up(theirs)
+        && let Some(tell) = hosted.listeners.get(&listener)
+    {
+        // It has room, or the listener has just gone.
+        let _ = tell.try_send(CallEvent::HungUp(theirs));
     }
 }
 
@@ -276,7 +320,9 @@ pub(crate) fn forward(
         let onward = onward.filter(|_| hosted.admits(core, id, true, packet.len()));
         match onward {
             Some(ForwardTarget::Outside(_)) => bytes.extend_from_slice(packet),
-            Some(ForwardTarget::Device(id, _)) => wrap_relayed(id, packet, &mut bytes),
+            Some(ForwardTarget::Device(id, _) | ForwardTarget::Worker(CallHalf { id, .. })) => {
+                wrap_relayed(id, packet, &mut bytes);
+            }
             None => continue,
         }
         to = onward;
@@ -296,10 +342,33 @@ pub(crate) fn forward(
         Some(ForwardTarget::Device(_, at)) => {
             Some(put_relayed(sockets, streams, &at, &bytes, stride))
         }
+        Some(ForwardTarget::Worker(CallHalf { worker, id })) => {
+            let packets = RelayedPackets { id, bytes, stride };
+            relaying.for_workers.push((worker, packets));
+            None
+        }
         None => None,
     };
     if let Some(Err(error)) = sent {
         // R-RELAY-2: the packet is lost, as on any path.
+        tracing::trace!(%error, "a relay drops");
+    }
+}
+
+/// Sends packets of a call to a device of this worker, whose other half another worker has.
+pub(crate) fn deliver(inner: &mut DriverCore, packets: &RelayedPackets) {
+    let DriverCore {
+        core,
+        relays,
+        sockets,
+        streams,
+        ..
+    } = inner;
+    let hosted = relays.host.as_ref();
+    let at = hosted.and_then(|hosted| hosted.relays.forward_from_worker(core, packets.id));
+    let Some(at) = at else { return };
+    if let Err(error) = put_relayed(sockets, streams, &at, &packets.bytes, packets.stride) {
+        // R-RELAY-2
         tracing::trace!(%error, "a relay drops");
     }
 }

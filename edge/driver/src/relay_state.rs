@@ -57,6 +57,17 @@ pub(crate) struct RelayState {
     /// The addresses at which the relay sees this device's paths.
     pub(crate) observed_addresses: BTreeMap<PathId, SocketAddr>,
     pub(crate) scratch: Vec<u8>,
+    /// Packets for devices of other workers, with the index of each one's worker.
+    pub(crate) for_workers: Vec<(u16, RelayedPackets)>,
+}
+
+/// Packets of a call in their relayed form, for a device of another worker than the one that received them.
+pub(crate) struct RelayedPackets {
+    /// The device's half of the call.
+    pub(crate) id: RelayId,
+    pub(crate) bytes: Vec<u8>,
+    /// The size of each; the last may be shorter.
+    pub(crate) stride: usize,
 }
 
 impl RelayState {

@@ -24,12 +24,12 @@ use crate::journal::JournalError;
 use crate::qlog::Qlog;
 use crate::record_store::RecordStore;
 use crate::relay_meter::RelayMeter;
-use crate::relay_state::{AbortOnDrop, RelayHost};
+use crate::relay_state::RelayHost;
 use crate::secrets::{derive, seed};
 use crate::session_handoff;
 use crate::shared_records;
 use crate::source::HostKey;
-use crate::stream_acceptor;
+use crate::stream_acceptor::StreamAcceptor;
 use crate::ticket_seed;
 use crate::workers;
 
@@ -73,8 +73,7 @@ pub struct Server {
     workers: Vec<Arc<DriverShared>>,
     local: SocketAddr,
     public: PublicKey,
-    /// The tasks that accept streams.
-    stream_acceptors: Mutex<Vec<AbortOnDrop>>,
+    stream_acceptors: Mutex<Vec<StreamAcceptor>>,
 }
 
 impl Server {
@@ -98,7 +97,7 @@ impl Server {
     }
 
     /// Binds a server with several workers on its port, each of which runs its sessions beside the others. All
-    /// sessions of a client are in one worker. With several, it serves no relays.
+    /// sessions of a client are in one worker.
     ///
     /// # Errors
     /// The sockets could not be bound, the system cannot steer packets to workers, or the journal could not be read.
@@ -242,9 +241,8 @@ impl Server {
     /// Serves devices whose networks carry no UDP: their packets come in streams that `acceptor` accepts. Each
     /// stream goes to the worker that has its device's sessions. Must be called on a tokio runtime.
     pub fn accept_streams(&self, acceptor: TcpStreamAcceptor) {
-        let accepts = stream_acceptor::accept(Arc::downgrade(&self.workers[0]), acceptor);
-        let task = AbortOnDrop(tokio::spawn(accepts));
-        self.stream_acceptors.lock().push(task);
+        let accepting = StreamAcceptor::start(Arc::downgrade(&self.workers[0]), acceptor);
+        self.stream_acceptors.lock().push(accepting);
     }
 
     /// The next flow that a device opens; `None` when the server has stopped.
@@ -332,20 +330,23 @@ impl Server {
         self.workers[0].inner.lock().hibernation.note(name, value);
     }
 
-    /// Allows flows of this server to open relays, through [`crate::FlowIo::relays`]. With several workers it
-    /// changes nothing: a relay joins sessions of one worker.
+    /// Allows flows of this server to open relays, through [`crate::FlowIo::relays`]. Of several workers each allows its
+    /// part of all relays.
     pub fn relay_for_devices(&self, limits: RelayLimits) {
-        if self.workers.len() > 1 {
-            return;
+        let all = limits.all.div_ceil(self.workers.len());
+        for worker in &self.workers {
+            let host = RelayHost::new(RelayLimits { all, ..limits }, seed());
+            worker.inner.lock().relays.host = Some(host);
         }
-        self.workers[0].inner.lock().relays.host = Some(RelayHost::new(limits, seed()));
     }
 
     /// Has each packet that a relay forwards counted, and dropped where its client may not have it forwarded now.
     /// [`Server::relay_for_devices`] comes before.
     pub fn meter_relays(&self, meter: Arc<dyn RelayMeter>) {
-        if let Some(host) = &mut self.workers[0].inner.lock().relays.host {
-            host.meter = Some(meter);
+        for worker in &self.workers {
+            if let Some(host) = &mut worker.inner.lock().relays.host {
+                host.meter = Some(meter.clone());
+            }
         }
     }
 
@@ -373,9 +374,13 @@ impl Server {
     /// # Errors
     /// The journal could not be written.
     pub async fn leave(&self, code: u64, sockets: SocketsAfter) -> Result<(), JournalError> {
+        let accepting = std::mem::take(&mut *self.stream_acceptors.lock());
+        for acceptor in accepting {
+            acceptor.stop(STREAMS_OPEN_WITHIN).await;
+        }
+        self.stop_receiving().await;
         for worker in &self.workers {
             let mut inner = worker.inner.lock();
-            inner.is_deaf = true;
             if sockets == SocketsAfter::Kept {
                 let paths = inner.core.announce_restart();
                 tracing::debug!(paths, "announced the restart");
@@ -385,7 +390,13 @@ impl Server {
             worker.wake();
         }
         // The resets are sent in the task's next turn. Devices wait, so records are written meanwhile.
-        let (early, ()) = tokio::join!(self.write_records(), tokio::time::sleep(CLOSE_GRACE));
+        let last_packets = async {
+            tokio::time::sleep(CLOSE_GRACE).await;
+            for worker in &self.workers {
+                worker.inner.lock().streams.close_all();
+            }
+        };
+        let (early, ()) = tokio::join!(self.write_records(), last_packets);
         if let Err(error) = early {
             tracing::warn!(%error, "records of sessions are written again");
         }
@@ -393,6 +404,45 @@ impl Server {
         let written = self.write_records().await;
         self.workers.iter().for_each(|worker| worker.stop());
         written
+    }
+
+    /// Receives nothing more, and waits until all that was received is handled: a worker that has no session of a device any
+    /// more would begin one anew for a handshake that another worker passes to it.
+    async fn stop_receiving(&self) {
+        for worker in &self.workers {
+            worker.inner.lock().is_deaf = true;
+        }
+        let handled = async {
+            // First each worker passes on what it has received, then each handles what was passed to it.
+            for _ in 0..2 {
+                self.finish_turns().await;
+            }
+        };
+        if tokio::time::timeout(RECEIVED_HANDLED_WITHIN, handled)
+            .await
+            .is_err()
+        {
+            tracing::debug!("the last packets are left to the next process");
+        }
+    }
+
+    /// Waits until each engine has had a whole turn.
+    async fn finish_turns(&self) {
+        let turns = |worker: &Arc<DriverShared>| worker.inner.lock().counts.turns;
+        // One turn may be under way.
+        let workers = self
+            .workers
+            .iter()
+            .map(|worker| (worker, turns(worker) + 2));
+        let mut awaited: Vec<_> = workers.collect();
+        loop {
+            awaited.retain(|(worker, after)| turns(worker) < *after);
+            if awaited.is_empty() {
+                return;
+            }
+            awaited.iter().for_each(|(worker, _)| worker.wake());
+            tokio::time::sleep(TURN_CHECK_EVERY).await;
+        }
     }
 
     /// Writes what changed of the records of sessions.
@@ -511,6 +561,13 @@ fn bind_each(listen: SocketAddr, is_shared: bool) -> Result<Vec<LinkSocket>, Dri
         (Err(error), Err(_)) => Err(error.into()),
     }
 }
+
+/// How long connections that were accepted may take to become streams before the server leaves its devices.
+const STREAMS_OPEN_WITHIN: Duration = Duration::from_millis(500); // a guess: three round trips
+/// How long workers may take to handle what they have received before the server leaves its devices.
+const RECEIVED_HANDLED_WITHIN: Duration = Duration::from_millis(200); // a guess: some turns on a busy machine
+/// The interval of checks whether engines have had a turn.
+const TURN_CHECK_EVERY: Duration = Duration::from_millis(1);
 
 /// The interval of checks whether flows may hibernate.
 const KEPT_CHECK_EVERY: Duration = Duration::from_millis(5);

@@ -6,17 +6,19 @@
 //!              └─ none does in time, or its device has had no memory left ─▶ closed
 //! ```
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use d2tp_session::{Addresses, MemoryCharge, PublicKey};
 use d2tp_stream::{PacketReceiver, PacketSender, StreamEnd, TcpStreamAcceptor};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::Instant;
 
 use crate::driver_core::DriverShared;
 use crate::open_stream::OpenStream;
+use crate::relay_state::AbortOnDrop;
 use crate::stream_queues::STREAM_BYTES;
 use crate::workers;
 
@@ -32,8 +34,37 @@ const UNUSED_MAX: Duration = Duration::from_secs(15); // a guess: three lost SYN
 /// The pause after the system could accept no more connections.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Accepts streams until the server stops.
-pub(crate) async fn accept(shared: Weak<DriverShared>, acceptor: TcpStreamAcceptor) {
+/// The task that accepts streams. It ends when this is dropped.
+pub(crate) struct StreamAcceptor {
+    task: AbortOnDrop,
+    /// Closed once the task has ended and no connection is about to become a stream.
+    opening: mpsc::Receiver<Infallible>,
+}
+
+impl StreamAcceptor {
+    /// Begins to accept streams for the server of this worker. Must be called on a tokio runtime.
+    pub(crate) fn start(shared: Weak<DriverShared>, acceptor: TcpStreamAcceptor) -> StreamAcceptor {
+        let (opens, opening) = mpsc::channel(1);
+        let task = AbortOnDrop(tokio::spawn(accept(shared, acceptor, opens)));
+        StreamAcceptor { task, opening }
+    }
+
+    /// R-STREAM-9: accepts no more connections, which wait in the sockets for the next process, and waits until those
+    /// that were accepted are streams, at most for `max`.
+    pub(crate) async fn stop(mut self, max: Duration) {
+        self.task.0.abort();
+        // It is cancelled.
+        let _ = (&mut self.task.0).await;
+        let _ = tokio::time::timeout(max, self.opening.recv()).await;
+    }
+}
+
+/// Accepts streams until the server stops. `opens` is held while a connection is about to become a stream.
+async fn accept(
+    shared: Weak<DriverShared>,
+    acceptor: TcpStreamAcceptor,
+    opens: mpsc::Sender<Infallible>,
+) {
     let unproven = Arc::new(Semaphore::new(UNPROVEN_MAX));
     loop {
         let (tcp, peer) = match acceptor.accept().await {
@@ -52,7 +83,7 @@ pub(crate) async fn accept(shared: Weak<DriverShared>, acceptor: TcpStreamAccept
             tracing::debug!(%peer, "no memory for a stream");
             continue;
         };
-        let (shared, identity) = (shared.clone(), acceptor.identity());
+        let (shared, identity, opens) = (shared.clone(), acceptor.identity(), opens.clone());
         let deadline = Instant::now() + UNUSED_MAX;
         tokio::spawn(async move {
             let answered = tokio::time::timeout_at(deadline, identity.answer(tcp)).await;
@@ -63,7 +94,7 @@ pub(crate) async fn accept(shared: Weak<DriverShared>, acceptor: TcpStreamAccept
                         memory,
                         deadline,
                     };
-                    serve(shared, peer, unproven, sender, receiver).await;
+                    serve(shared, peer, unproven, opens, sender, receiver).await;
                 }
                 Ok(Err(error)) => tracing::debug!(%peer, %error, "no stream"),
                 Err(_) => tracing::debug!(%peer, "no stream in time"),
@@ -112,6 +143,7 @@ async fn serve(
     shared: Weak<DriverShared>,
     peer: SocketAddr,
     unproven: UnprovenStream,
+    opens: mpsc::Sender<Infallible>,
     sender: PacketSender,
     receiver: PacketReceiver,
 ) {
@@ -121,7 +153,10 @@ async fn serve(
         };
         let streams = workers::stream_count(&shared);
         let mut inner = shared.inner.lock();
-        if streams >= STREAMS_MAX || inner.stopped {
+        if inner.stopped || inner.is_deaf {
+            return;
+        }
+        if streams >= STREAMS_MAX {
             tracing::warn!(%peer, "no room for another stream");
             return;
         }
@@ -144,6 +179,7 @@ async fn serve(
             signals,
         }
     };
+    drop(opens);
     tracing::debug!(%peer, stream = open.stream.0, "a stream begins");
     let UnprovenStream {
         permit, deadline, ..

@@ -7,16 +7,29 @@ use d2tp_session::Misdirected;
 use parking_lot::Mutex;
 
 use crate::driver_core::DriverShared;
+use crate::relay_state::RelayedPackets;
 
 /// The most packets of other workers that wait for one. More are dropped, as if the network had lost them.
 const INBOX_MAX: usize = 1_024; // a guess
+/// The most bytes of relayed packets that wait for a worker beside those. More are dropped (R-RELAY-2).
+const RELAYED_BYTES_MAX: usize = 1024 * 1024; // a guess: some milliseconds of a fast network
+
+/// What other workers passed to a worker.
+#[derive(Default)]
+pub(crate) struct WorkerInbox {
+    /// What they received for its sessions.
+    pub(crate) misdirected: Vec<Misdirected>,
+    /// Packets of calls to its devices.
+    pub(crate) relayed: Vec<RelayedPackets>,
+    relayed_bytes: usize,
+}
 
 /// What a worker knows of the others.
 #[derive(Default)]
 pub(crate) struct WorkerLinks {
     /// All workers of the server by index, this one included; unset if there is only one.
     others: OnceLock<Vec<Weak<DriverShared>>>,
-    inbox: Mutex<Vec<Misdirected>>,
+    inbox: Mutex<WorkerInbox>,
     /// The number of packets that other workers passed to this one.
     passed: AtomicU64,
 }
@@ -35,16 +48,26 @@ impl WorkerLinks {
     /// Puts a packet that another worker received into the inbox. Returns whether there was room.
     pub(crate) fn accept(&self, packet: Misdirected) -> bool {
         let mut inbox = self.inbox.lock();
-        let has_room = inbox.len() < INBOX_MAX;
+        let has_room = inbox.misdirected.len() < INBOX_MAX;
         if has_room {
-            inbox.push(packet);
+            inbox.misdirected.push(packet);
             self.passed.fetch_add(1, Ordering::Relaxed);
         }
         has_room
     }
 
-    /// What other workers received for this one since the last call.
-    pub(crate) fn take_received(&self) -> Vec<Misdirected> {
+    /// Puts packets of a call, whose other half another worker has, into the inbox, if there is room.
+    pub(crate) fn accept_relayed(&self, packets: RelayedPackets) {
+        let mut inbox = self.inbox.lock();
+        let bytes = inbox.relayed_bytes + packets.bytes.len();
+        if bytes <= RELAYED_BYTES_MAX {
+            inbox.relayed_bytes = bytes;
+            inbox.relayed.push(packets);
+        }
+    }
+
+    /// What other workers passed to this one since the last call.
+    pub(crate) fn take_received(&self) -> WorkerInbox {
         std::mem::take(&mut *self.inbox.lock())
     }
 

@@ -17,12 +17,14 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 
-use d2tp_session::{CidShare, SecretKey, StreamPathId};
+use d2tp_session::{CidShare, Misdirected, SecretKey, StreamPathId};
 use d2tp_udp::LinkSocket;
 
 use crate::clock;
 use crate::driver_core::{DriverError, DriverShared};
+use crate::relay_state::RelayedPackets;
 use crate::secrets::derive;
+use crate::{relay_dispatch, relay_host};
 
 /// The share of a worker and its sockets; no share if it is the only one.
 type WorkerSockets = (Option<CidShare>, Vec<LinkSocket>);
@@ -102,14 +104,33 @@ pub(crate) fn exchange(shared: &DriverShared) {
     };
     let received = shared.workers.take_received();
     let mut sent = Vec::new();
+    let relayed: Vec<(u16, RelayedPackets)>;
     {
         let mut inner = shared.inner.lock();
         let now = clock::now();
-        for packet in received {
-            inner.core.accept_misdirected(now, packet);
+        for packet in received.misdirected {
+            match packet {
+                Misdirected::Datagram(from, mut bytes)
+                    if relay_dispatch::is_relayed(&inner, &bytes) =>
+                {
+                    let stride = bytes.len();
+                    relay_dispatch::receive_run(&mut inner, now, from, &mut bytes, stride);
+                }
+                packet => inner.core.accept_misdirected(now, packet),
+            }
+        }
+        for packets in &received.relayed {
+            relay_host::deliver(&mut inner, packets);
         }
         while let Some(packet) = inner.core.poll_misdirected() {
             sent.push(packet);
+        }
+        relayed = std::mem::take(&mut inner.relays.for_workers);
+    }
+    for (index, packets) in relayed {
+        if let Some(worker) = others.get(usize::from(index)).and_then(Weak::upgrade) {
+            worker.workers.accept_relayed(packets);
+            worker.wake();
         }
     }
     // Without the lock: the other worker may be about to pass something to this one.

@@ -211,7 +211,7 @@ pub struct ProxArgs {
     pub access_log_detail: AccessLogDetail,
     #[command(flatten)]
     pub balancer: BalancerArgs,
-    /// Serve devices in this many workers, each on a core of its own. More than one does not relay yet
+    /// Serve devices in this many workers, each on a core of its own
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub workers: u16,
     /// Take the proxy over that runs with the same --state-dir: its sockets, and then what it holds. Devices see a

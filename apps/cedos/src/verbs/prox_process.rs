@@ -188,9 +188,6 @@ pub async fn run(mut args: ProxArgs, sandbox: Option<ProxSandbox>) -> anyhow::Re
     let server = Arc::new(start_server(args.workers, udp, options, rest)?);
     let workers = server.counts_by_worker().len();
     prox.log_memory_bound(workers);
-    if workers > 1 && relay_limits.is_some() {
-        tracing::warn!(workers, "several workers do not relay between devices");
-    }
     let mut sockets = server.share_sockets()?;
     if let Some(limits) = relay_limits {
         server.relay_for_devices(limits);
@@ -265,6 +262,7 @@ pub async fn run(mut args: ProxArgs, sandbox: Option<ProxSandbox>) -> anyhow::Re
     };
     // What this process becomes when another takes it over.
     let mut successor = None;
+    let mut ended_tcp = None;
     let stop_accepting = async {
         tokio::select! {
             () = stopping.cancelled() => {}
@@ -272,10 +270,11 @@ pub async fn run(mut args: ProxArgs, sandbox: Option<ProxSandbox>) -> anyhow::Re
             () = prox.clone().answer_move_questions(server.clone()) => {}
             released = on_release.recv() => successor = released,
         }
-        if let (Some(_), Some(flows)) = (&successor, &mut tcp_flows) {
+        let sockets_are_kept = successor.is_some() || are_kept;
+        if let Some(flows) = tcp_flows.take_if(|_| sockets_are_kept) {
             // Their connections cannot be handed over. Devices are served until these are over.
             stop_tcp.cancel();
-            let _ = flows.await;
+            ended_tcp = Some(flows.await);
         }
     };
     let (flows, listener) = accept_until(server.clone(), &prox, stop_accepting).await;
@@ -333,17 +332,22 @@ pub async fn run(mut args: ProxArgs, sandbox: Option<ProxSandbox>) -> anyhow::Re
     }
     prox.save_clients();
     prox.flush_access_log().await;
-    if !finish_within_grace(&flows, &prox).await {
-        prox.end_flows();
-        flows.wait().await;
-    }
+    // Flows of devices that were left end in the next process: here they would wait in vain.
     if journal.is_none() {
+        if !finish_within_grace(&flows, &prox).await {
+            prox.end_flows();
+        }
+        flows.wait().await;
         server.close().await;
     }
     drop(listener);
     if let Some(tcp_flows) = tcp_flows {
-        let (flows, _listener) = tcp_flows.await?;
-        prox.end_flows();
+        ended_tcp = Some(tcp_flows.await);
+    }
+    prox.end_flows();
+    flows.wait().await;
+    if let Some(ended) = ended_tcp {
+        let (flows, _listener) = ended?;
         flows.wait().await;
     }
     if journal.is_some() {

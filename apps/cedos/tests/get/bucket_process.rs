@@ -10,7 +10,6 @@ use std::time::Duration;
 use cedos_lab_rig::latency_proxy::LatencyProxy;
 use cedos_lab_rig::origin::object;
 use cedos_lab_rig::port::HeldPort;
-use cedos_lab_rig::program::run;
 use cedos_lab_rig::this_test;
 use cedos_lab_rig::wait::until;
 use hyper::service::service_fn;
@@ -19,8 +18,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::net::TcpListener;
 
-use crate::nodes::{Balancer, Nodes, ObjectSizes};
-use crate::nodes_bucket::{LARGE, SMALL, until_removed, whole_copies, with_server};
+use crate::nodes::{Nodes, ObjectSizes};
+use crate::nodes_bucket::{LARGE, SMALL, whole_copies, with_server};
 use crate::prox_bucket::{BucketServer, PART, s3_answer, s3_service};
 
 /// The variables by which the process learns that it is the server, where its folder is, and where it listens.
@@ -225,30 +224,14 @@ async fn with_process(disk: BucketDisk, sizes: ObjectSizes) -> Option<(Nodes, Bu
     Some((nodes, server))
 }
 
-/// A node is killed, and the other one needs its copies, which only the bucket has.
 async fn flows_that_wake_wait(fault: BucketFault) {
-    let Some((nodes, mut server)) = with_process(BucketDisk::Folder, SMALL).await else {
+    let Some((nodes, server)) = with_process(BucketDisk::Folder, SMALL).await else {
         return;
     };
-    let (mut first, second, balancer, mut downloads) = whole_copies(&nodes, &server).await;
-    server.set(fault);
-    first.child.kill().await.unwrap();
-    balancer.move_to(&second);
-    until("the second node says that they wait", || {
-        nodes.has_said("b", "the bucket that has it fails; its flow waits")
-    })
-    .await;
-    let status = ["prox", "status", "--state-dir", "state-b", "--json"];
-    let status = run(nodes.path(), &status).await;
-    status.ends_with(0, "\"failing\":\"");
-    server.mend(fault).await;
-    // They acknowledge the last bytes: a flow that is not delivered keeps its copy.
-    let _devices = std::mem::take(&mut downloads.devices);
-    nodes.assert_whole(downloads).await;
-    // A removal that got no answer is given up after its time, which no test waits for.
-    if fault == BucketFault::Killed {
-        until_removed(&nodes, &server).await;
-    }
+    let is_removed = fault == BucketFault::Killed;
+    let fail = |server: &mut BucketProcess| server.set(fault);
+    let mend = async |server: &mut BucketProcess| server.mend(fault).await;
+    crate::nodes_bucket::flows_that_wake_wait(&nodes, server, is_removed, fail, mend).await;
 }
 
 #[tokio::test]
@@ -316,9 +299,7 @@ async fn no_part_is_damaged_by_a_server_that_is_killed_while_parts_are_written()
     let Some((nodes, mut server)) = with_process(BucketDisk::Folder, LARGE).await else {
         return;
     };
-    let mut first = nodes.start("a", &[]).await;
-    let second = nodes.start("b", &[]).await;
-    let balancer = Balancer::start(first.listens_at().parse().unwrap()).await;
+    let (mut first, second, balancer) = nodes.start_two(&[]).await;
     let downloads = nodes.download(8, &first, &balancer).await;
     for _ in 0..4 {
         // sleep: the server is killed at other moments of its work

@@ -39,3 +39,4 @@ mod sync;
 mod sync_webdav;
 mod udp_blocked;
 mod upgrade;
+mod upgrade_in_streams;

@@ -314,6 +314,31 @@ impl Nodes {
         ProxyProcess { child, address }
     }
 
+    /// Starts two nodes, and a balancer that leads to the first one.
+    pub(crate) async fn start_two(&self, more: &[&str]) -> (ProxyProcess, ProxyProcess, Balancer) {
+        let first = self.start("a", more).await;
+        let second = self.start("b", more).await;
+        let balancer = Balancer::start(first.listens_at().parse().unwrap()).await;
+        (first, second, balancer)
+    }
+
+    /// Asserts that the status of a node says all of this.
+    pub(crate) async fn assert_status(&self, node: &str, words: &[&str]) {
+        let state = format!("state-{node}");
+        let status = ["prox", "status", "--state-dir", &state, "--json"];
+        let status = run(self.path(), &status).await;
+        words.iter().for_each(|words| status.ends_with(0, words));
+    }
+
+    /// Waits until no copy is left in this folder.
+    pub(crate) async fn until_no_copy(&self, folder: &str) {
+        let copies = self.path().join(folder);
+        until("the files of copies are removed", || {
+            std::fs::read_dir(&copies).unwrap().count() == 0
+        })
+        .await;
+    }
+
     /// From now on the origin gives the rest of objects, but not by connections that nodes have opened already: a node
     /// that was killed asked for it, too, and it would be given twice.
     pub(crate) async fn give_rest(&self) {
@@ -345,8 +370,7 @@ impl Nodes {
         node: &ProxyProcess,
         balancer: &Balancer,
     ) -> Downloads {
-        let key = node.address.rsplit('/').next().unwrap();
-        let server = format!("d2tp://{}/{key}", balancer.address);
+        let server = balancer.address_of(node);
         self.download_at(n, &server, "").await
     }
 
@@ -416,12 +440,7 @@ impl Nodes {
 
     /// Waits until the devices have the first half of each object, and the store knows of all.
     pub(crate) async fn halves_are_there(&self, downloads: &Downloads) {
-        until("the first halves are there", || {
-            let all = &downloads.progress;
-            all.iter()
-                .all(|one| one.bytes.load(Ordering::SeqCst) >= self.sizes.first as u64)
-        })
-        .await;
+        downloads.each_has(self.sizes.first).await;
         until("the store knows all flows", || {
             let memos = self.redis.ask(&["EVAL", FLOWS_WITH_MEMO, "0"]);
             memos.trim() == downloads.progress.len().to_string()
@@ -507,6 +526,15 @@ impl Downloads {
         all.map(|one| one.bytes.load(Ordering::SeqCst)).sum()
     }
 
+    /// Waits until each download has so many bytes.
+    pub(crate) async fn each_has(&self, bytes: usize) {
+        until("every download has moved", || {
+            let mut all = self.progress.iter();
+            all.all(|one| one.bytes.load(Ordering::SeqCst) >= bytes as u64)
+        })
+        .await;
+    }
+
     /// Begins to measure the silence of each download now.
     pub(crate) fn measure_silence(&self) {
         let now = self.began.elapsed().as_micros() as u64;
@@ -533,14 +561,12 @@ async fn a_node_is_killed_and_another_goes_on_with_its_200_downloads() {
     let Some(nodes) = Nodes::new().await else {
         return;
     };
-    let mut first = nodes.start("a", &[]).await;
-    let second = nodes.start("b", &[]).await;
+    let (mut first, second, balancer) = nodes.start_two(&[]).await;
     assert_eq!(
         first.address.rsplit('/').next(),
         second.address.rsplit('/').next(),
         "one key"
     );
-    let balancer = Balancer::start(first.listens_at().parse().unwrap()).await;
     let downloads = nodes.download(200, &first, &balancer).await;
     nodes.halves_are_there(&downloads).await;
     // In this order: else the first node may ask for the rest, too.
@@ -548,12 +574,7 @@ async fn a_node_is_killed_and_another_goes_on_with_its_200_downloads() {
     nodes.give_rest().await;
     downloads.measure_silence();
     balancer.move_to(&second);
-    let progress = downloads.progress.clone();
-    until("every download has moved", || {
-        let has_moved = |one: &Arc<Progress>| one.bytes.load(Ordering::SeqCst) >= SIZE as u64;
-        progress.iter().all(has_moved)
-    })
-    .await;
+    downloads.each_has(SIZE).await;
     let (median, longest) = downloads.silence();
     let log = nodes.log();
     let took: Vec<&str> = log
@@ -566,11 +587,7 @@ async fn a_node_is_killed_and_another_goes_on_with_its_200_downloads() {
     );
     nodes.assert_whole(downloads).await;
     // Delivered: nothing is kept for anybody.
-    let copies = nodes.path().join("copies/copies");
-    until("the copies are removed", || {
-        std::fs::read_dir(&copies).unwrap().count() == 0
-    })
-    .await;
+    nodes.until_no_copy("copies/copies").await;
 }
 
 #[tokio::test]
@@ -579,9 +596,7 @@ async fn a_node_whose_devices_moved_away_loses_their_sessions_and_says_so() {
         return;
     };
     let sleepy = ["--sleep-after", "6s"];
-    let first = nodes.start("a", &sleepy).await;
-    let second = nodes.start("b", &sleepy).await;
-    let balancer = Balancer::start(first.listens_at().parse().unwrap()).await;
+    let (first, second, balancer) = nodes.start_two(&sleepy).await;
     let mut downloads = nodes.download(8, &first, &balancer).await;
     nodes.halves_are_there(&downloads).await;
     balancer.move_to(&second);
@@ -593,22 +608,10 @@ async fn a_node_whose_devices_moved_away_loses_their_sessions_and_says_so() {
     .await;
     assert!(nodes.has_said("b", "took over a session from another node"));
     nodes.give_rest().await;
-    let progress = downloads.progress.clone();
-    until("all arrives by the second", || {
-        progress
-            .iter()
-            .all(|one| one.bytes.load(Ordering::SeqCst) >= SIZE as u64)
-    })
-    .await;
+    downloads.each_has(SIZE).await;
     balancer.move_to(&first);
     nodes.download_more(&mut downloads, DEVICES);
-    let progress = downloads.progress.clone();
-    until("all arrives", || {
-        progress
-            .iter()
-            .all(|one| one.bytes.load(Ordering::SeqCst) >= SIZE as u64)
-    })
-    .await;
+    downloads.each_has(SIZE).await;
     nodes.assert_whole(downloads).await;
 }
 
@@ -882,9 +885,7 @@ async fn devices_wait_for_the_store(fault: StoreFault) {
         return;
     };
     let path = nodes.put_store_away(Duration::ZERO);
-    let mut first = nodes.start("a", &[]).await;
-    let second = nodes.start("b", &[]).await;
-    let balancer = Balancer::start(first.listens_at().parse().unwrap()).await;
+    let (mut first, second, balancer) = nodes.start_two(&[]).await;
     let downloads = nodes.download(8, &first, &balancer).await;
     nodes.halves_are_there(&downloads).await;
     match fault {
@@ -902,17 +903,12 @@ async fn devices_wait_for_the_store(fault: StoreFault) {
     })
     .await;
     let before = downloads.received();
-    let status = run(
-        nodes.path(),
-        &["prox", "status", "--state-dir", "state-b", "--json"],
-    )
-    .await;
     let word = match fault {
         StoreFault::Full => "full",
         StoreFault::Killed | StoreFault::Paused | StoreFault::Slow => "away",
     };
-    status.ends_with(0, &format!("\"store_state\":\"{word}\""));
-    status.ends_with(0, "\"node\":\"b\"");
+    let state = format!("\"store_state\":\"{word}\"");
+    nodes.assert_status("b", &[&state, "\"node\":\"b\""]).await;
     assert_eq!(
         downloads.received(),
         before,
@@ -948,9 +944,7 @@ async fn downloads_go_on_at_another_node_by_a_store_that_is_far_away() {
         return;
     };
     let _path = nodes.put_store_away(FAR);
-    let mut first = nodes.start("a", &[]).await;
-    let second = nodes.start("b", &[]).await;
-    let balancer = Balancer::start(first.listens_at().parse().unwrap()).await;
+    let (mut first, second, balancer) = nodes.start_two(&[]).await;
     let downloads = nodes.download(40, &first, &balancer).await;
     nodes.halves_are_there(&downloads).await;
     // In this order: else the first node may ask for the rest, too.
@@ -958,12 +952,7 @@ async fn downloads_go_on_at_another_node_by_a_store_that_is_far_away() {
     nodes.give_rest().await;
     downloads.measure_silence();
     balancer.move_to(&second);
-    let progress = downloads.progress.clone();
-    until("every download has moved", || {
-        let mut all = progress.iter();
-        all.all(|one| one.bytes.load(Ordering::SeqCst) >= SIZE as u64)
-    })
-    .await;
+    downloads.each_has(SIZE).await;
     let (median, longest) = downloads.silence();
     eprintln!("a store at {FAR:?}: silence median {median:?}, longest {longest:?}");
     nodes.assert_whole(downloads).await;
@@ -1046,11 +1035,7 @@ async fn a_store_that_is_away_stops_no_node_after_hundreds_of_objects_and_they_l
     nodes.redis.kill();
     fetch_small(&nodes, &tcp, 0..SMALL_OBJECTS).await;
     nodes.redis.start_again();
-    let copies = nodes.path().join("copies/copies");
-    until("their files are removed", || {
-        std::fs::read_dir(&copies).unwrap().count() == 0
-    })
-    .await;
+    nodes.until_no_copy("copies/copies").await;
     // Holds and records are named after the objects.
     until("nothing of them is in the store", || {
         let held = nodes.redis.ask(&["--scan", "--pattern", "cedos:*:r*"]);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use cedos_lab_rig::origin::{OriginReply, ReplyEnd, ScriptedOrigin, object, reply};
 use cedos_lab_rig::port::HeldPort;
-use cedos_lab_rig::program::{ProxyProcess, ended, run};
+use cedos_lab_rig::program::{ProxyProcess, ended};
 use cedos_lab_rig::wait::{until, within};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -133,9 +133,7 @@ async fn a_node_is_killed_and_another_asks_the_origin_for_nothing_that_the_bucke
     let Some((nodes, server)) = with_bucket(4, LARGE).await else {
         return;
     };
-    let mut first = nodes.start("a", &[]).await;
-    let second = nodes.start("b", &[]).await;
-    let balancer = Balancer::start(first.listens_at().parse().unwrap()).await;
+    let (mut first, second, balancer) = nodes.start_two(&[]).await;
     let mut downloads = nodes.download(8, &first, &balancer).await;
     nodes.halves_are_there(&downloads).await;
     until("the bucket has a part of each", || {
@@ -146,12 +144,7 @@ async fn a_node_is_killed_and_another_asks_the_origin_for_nothing_that_the_bucke
     nodes.give_rest().await;
     downloads.measure_silence();
     balancer.move_to(&second);
-    let progress = downloads.progress.clone();
-    until("every download has moved", || {
-        let mut all = progress.iter();
-        all.all(|one| one.bytes.load(Ordering::SeqCst) >= LARGE.whole as u64)
-    })
-    .await;
+    downloads.each_has(LARGE.whole).await;
     let (median, longest) = downloads.silence();
     eprintln!(
         "8 downloads went on from the bucket: silence median {median:?}, longest {longest:?}"
@@ -160,11 +153,7 @@ async fn a_node_is_killed_and_another_asks_the_origin_for_nothing_that_the_bucke
     let _devices = std::mem::take(&mut downloads.devices);
     nodes.assert_whole(downloads).await;
     until("the bucket is empty", || is_empty(&server)).await;
-    until("no file is left", || {
-        let files = std::fs::read_dir(nodes.path().join("state-b/copies"));
-        files.unwrap().count() == 0
-    })
-    .await;
+    nodes.until_no_copy("state-b/copies").await;
 }
 
 /// Downloads whose copies are complete at a first node, and in the bucket, while the devices get them slowly.
@@ -179,8 +168,7 @@ pub(crate) async fn whole_copies(
 ) {
     let (first, second) = slow_nodes(nodes).await;
     let balancer = Balancer::start(first.listens_at().parse().unwrap()).await;
-    let key = first.address.rsplit('/').next().unwrap();
-    let at = format!("d2tp://{}/{key}", balancer.address);
+    let at = balancer.address_of(&first);
     let downloads = nodes.download_at(40, &at, "/whole").await;
     until("the bucket has all copies", || {
         server.parts() == [SIZE as u64; 40]
@@ -229,29 +217,41 @@ pub(crate) async fn until_removed(nodes: &Nodes, server: &impl BucketServer) {
     .await;
 }
 
-async fn devices_wait_for_the_bucket(fault: S3Fault) {
-    let Some((nodes, server)) = with_bucket(4, SMALL).await else {
-        return;
-    };
-    let (mut first, second, balancer, mut downloads) = whole_copies(&nodes, &server).await;
-    server.set(fault);
+/// A node is killed, and the other one needs its copies, which only the bucket has, while the bucket fails. `is_removed`:
+/// whether the copies are removed from the bucket soon afterwards. A removal that got no answer is given up after its time,
+/// which no test waits for.
+pub(crate) async fn flows_that_wake_wait<B: BucketServer>(
+    nodes: &Nodes,
+    mut server: B,
+    is_removed: bool,
+    fail: impl FnOnce(&mut B),
+    mend: impl AsyncFnOnce(&mut B),
+) {
+    let (mut first, second, balancer, mut downloads) = whole_copies(nodes, &server).await;
+    fail(&mut server);
     first.child.kill().await.unwrap();
     balancer.move_to(&second);
     until("the second node says that they wait", || {
         nodes.has_said("b", "the bucket that has it fails; its flow waits")
     })
     .await;
-    let status = ["prox", "status", "--state-dir", "state-b", "--json"];
-    let status = run(nodes.path(), &status).await;
-    status.ends_with(0, "\"failing\":\"");
-    server.set(S3Fault::Well);
+    nodes.assert_status("b", &["\"failing\":\""]).await;
+    mend(&mut server).await;
     // They acknowledge the last bytes: a flow that is not delivered keeps its copy.
     let _devices = std::mem::take(&mut downloads.devices);
     nodes.assert_whole(downloads).await;
-    // A removal that got no answer is given up after its time, which no test waits for.
-    if fault != S3Fault::Silent {
-        until_removed(&nodes, &server).await;
+    if is_removed {
+        until_removed(nodes, &server).await;
     }
+}
+
+async fn devices_wait_for_the_bucket(fault: S3Fault) {
+    let Some((nodes, server)) = with_bucket(4, SMALL).await else {
+        return;
+    };
+    let fail = |server: &mut S3Server| server.set(fault);
+    let mend = async |server: &mut S3Server| server.set(S3Fault::Well);
+    flows_that_wake_wait(&nodes, server, fault != S3Fault::Silent, fail, mend).await;
 }
 
 #[tokio::test]
@@ -275,8 +275,7 @@ pub(crate) async fn what_runs_goes_on<B: BucketServer>(
     let (mut first, second) = slow_nodes(nodes).await;
     fail(&mut server);
     let balancer = Balancer::start(first.listens_at().parse().unwrap()).await;
-    let key = first.address.rsplit('/').next().unwrap();
-    let at = format!("d2tp://{}/{key}", balancer.address);
+    let at = balancer.address_of(&first);
     let downloads = nodes.download_at(40, &at, "/whole").await;
     if is_noticed {
         until("the first node says that the bucket fails", || {

@@ -296,7 +296,7 @@ async fn service(
 }
 
 /// A proxy with more arguments as a service of the manager at this socket, which passes it these descriptors.
-async fn service_with(
+pub async fn service_with(
     directory: &Path,
     listen: &str,
     more: &[&str],

@@ -117,6 +117,130 @@ async fn a_response_whose_file_is_damaged_or_missing_is_asked_for_again() {
     }
 }
 
+/// An origin that sends the beginning of an object to the first who asks, and then nothing. Others get what they ask for.
+async fn stopping_origin(etag: &'static str) -> ScriptedOrigin {
+    ScriptedOrigin::play(move |request, mut stream| async move {
+        let body = object(PART * 5, 5);
+        if request.count > 0 {
+            // The proxy may have gone.
+            let _ = stream.write_all(&proper(&request, &body, etag)).await;
+            return;
+        }
+        let length = body.len().to_string();
+        let fields = [
+            ("Cache-Control", "max-age=600"),
+            ("Content-Length", &length),
+            ("ETag", etag),
+        ];
+        let mut head = String::from("HTTP/1.1 200 OK\r\n");
+        for (name, value) in fields {
+            head += &format!("{name}: {value}\r\n");
+        }
+        let beginning = [head.as_bytes(), b"\r\n", &body[..PART]].concat();
+        stream.write_all(&beginning).await.expect("the proxy reads");
+        std::future::pending::<()>().await;
+    })
+    .await
+}
+
+/// Bytes of an object that an origin sends before it stops.
+const PART: usize = 400_000;
+
+/// A client that has read a beginning of what the origin sends, and waits for more.
+async fn reading(proxy: &DurableProxy, url: &str) -> tokio::net::TcpStream {
+    let mut stream = proxy.send(get(url, "")).await;
+    head_of(&mut stream).await;
+    let mut first = vec![0; PART];
+    within(stream.read_exact(&mut first)).await.expect("bytes");
+    stream
+}
+
+#[tokio::test]
+async fn a_part_in_the_cache_survives_a_restart_and_its_rest_completes_it() {
+    for (signal, is_read) in [
+        (Signal::SIGKILL, false),
+        (Signal::SIGTERM, false),
+        (Signal::SIGKILL, true),
+    ] {
+        let case = format!("{signal}, read until then: {is_read}");
+        let mut proxy = DurableProxy::start().await;
+        let origin = stopping_origin("\"v1\"").await;
+        let url = origin.url("/");
+        let client = match is_read {
+            true => Some(reading(&proxy, &url).await),
+            false => {
+                let answer = proxy.get(&url, "Range: bytes=0-9\r\n").await;
+                assert_eq!(answer.body.len(), 10, "{case}: {}", answer.head);
+                until_async("it is a part", async || {
+                    (proxy.status().await["cache_responses"] == 0).then_some(())
+                })
+                .await;
+                None
+            }
+        };
+        proxy.until_recorded().await;
+        proxy.restart(signal, &[]).await;
+        drop(client);
+        let status = proxy.status().await;
+        assert_eq!(status["cache_responses"], 0, "{case}");
+        let have = status["cache_bytes"].as_u64().unwrap_or_default();
+        assert!((1..=PART as u64).contains(&have), "{case}: {have}");
+        let answer = proxy.get(&url, "").await;
+        assert!(
+            answer.body == object(PART * 5, 5),
+            "{case}: {}",
+            answer.head
+        );
+        assert_eq!(
+            answer.field("cache-status"),
+            Some("d2prox; fwd=partial; fwd-status=206; stored"),
+            "{case}"
+        );
+        let asked = origin.requests();
+        assert_eq!(asked[1].range_from(), Some(have as usize), "{case}");
+        assert_eq!(asked[1].header("if-range"), Some("\"v1\""), "{case}");
+        assert!(proxy.get(&url, "").await.is_hit(), "{case}");
+        assert_eq!(origin.requests().len(), 2, "{case}");
+    }
+}
+
+#[tokio::test]
+async fn a_response_that_is_fetched_on_for_a_client_after_a_restart_is_shared_as_before() {
+    let mut proxy = DurableProxy::start().await;
+    let origin = stopping_origin("\"v1\"").await;
+    let url = origin.url("/");
+    let client = reading(&proxy, &url).await;
+    client.set_zero_linger().expect("a reset at the end");
+    drop(client);
+    until_async("it is kept for the client", async || {
+        (proxy.status().await["retained_copies"] == 1).then_some(())
+    })
+    .await;
+    proxy.until_recorded().await;
+    proxy.restart(Signal::SIGTERM, &[]).await;
+    assert_eq!(proxy.status().await["cache_responses"], 1);
+    let answer = proxy.get(&url, "").await;
+    assert!(answer.body == object(PART * 5, 5), "{}", answer.head);
+    let asked = origin.requests();
+    assert_eq!(asked.len(), 2, "{asked:#?}");
+    assert_eq!(asked[1].range_from(), Some(PART));
+}
+
+#[tokio::test]
+async fn a_part_of_which_the_rest_cannot_be_told_from_others_is_dropped_at_a_restart() {
+    let mut proxy = DurableProxy::start().await;
+    let origin = stopping_origin("W/\"v1\"").await;
+    let url = origin.url("/");
+    let client = reading(&proxy, &url).await;
+    proxy.until_recorded().await;
+    proxy.restart(Signal::SIGKILL, &[]).await;
+    drop(client);
+    assert_eq!(proxy.files(), Vec::<PathBuf>::new());
+    let answer = proxy.get(&url, "").await;
+    assert!(answer.body == object(PART * 5, 5), "{}", answer.head);
+    assert_eq!(origin.requests()[1].range_from(), None);
+}
+
 #[tokio::test]
 async fn a_cache_that_was_filled_under_other_rules_is_not_used() {
     let mut proxy = DurableProxy::start().await;

@@ -68,8 +68,14 @@ fn assert_received(home: &Path, got: &CedosRun) {
 
 /// A proxy with streams, and a network without UDP at the far end of the Wi-Fi.
 async fn proxy_behind_blocked_udp(place: &Path) -> (ProxyProcess, BlockedUdp) {
+    proxy_with(place, &[]).await
+}
+
+/// A proxy with streams and more options, and a network without UDP at the far end of the Wi-Fi.
+async fn proxy_with(place: &Path, more: &[&str]) -> (ProxyProcess, BlockedUdp) {
     let udp = BlockedUdp::on("ap0");
-    let more = ["--stream-listen", "192.0.2.1:0", "--allow-any-client"];
+    let streams = ["--stream-listen", "192.0.2.1:0", "--allow-any-client"];
+    let more = [&streams[..], more].concat();
     let proxy = ProxyProcess::start(place, "192.0.2.1:0", &more).await;
     (proxy, udp)
 }
@@ -141,6 +147,31 @@ fn two_devices_that_both_have_no_udp_reach_each_other() {
         receive_whole(place.path(), &proxy.address, &code).await;
         let sent = sending.await.expect("it ends");
         assert_eq!(sent.code, 0, "{}", sent.errors);
+    });
+}
+
+#[test]
+fn devices_without_udp_reach_each_other_by_a_proxy_with_several_workers() {
+    in_namespace(this_test!(), || async {
+        let place = tempfile::tempdir().expect("a directory");
+        let server_home = home_with_file(place.path(), "server");
+        let at = place.path().to_owned();
+        let (proxy, _udp) =
+            origin_namespace(move || async move { proxy_with(&at, &["--workers", "3"]).await });
+        wifi_on("198.51.100.7");
+        let arguments = ["serve", ".", "--prox", &proxy.address, "--allow-any-client"];
+        let mut serving = cedos(&server_home, &arguments)
+            .spawn()
+            .expect("start cedos");
+        let device = first_line(&mut serving).await;
+        let url = format!("{device}report.bin");
+        // Each has a key of its own, so that it is in any of the workers.
+        for n in 0..4 {
+            let home = place.path().join(format!("home-{n}"));
+            std::fs::create_dir(&home).expect("a directory");
+            let got = run(&home, &["get", &url, "--json", "--prox", &proxy.address]).await;
+            assert_received(&home, &got);
+        }
     });
 }
 

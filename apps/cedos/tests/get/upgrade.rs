@@ -42,7 +42,7 @@ pub fn proxy_arguments(listen: &str) -> [&str; 8] {
 }
 
 /// A proxy that logs into a file.
-async fn proxy(directory: &Path, listen: &str, more: &[&str], log: &str) -> ProxyProcess {
+pub async fn proxy(directory: &Path, listen: &str, more: &[&str], log: &str) -> ProxyProcess {
     let arguments = [&proxy_arguments(listen)[..], more].concat();
     let mut command = cedos(directory, &arguments);
     command.stderr(std::fs::File::create(directory.join(log)).unwrap());
@@ -55,7 +55,7 @@ fn said(directory: &Path, log: &str) -> String {
 }
 
 /// Lines of a JSON log with this message.
-fn logged(directory: &Path, log: &str, message: &str) -> Vec<Value> {
+pub fn logged(directory: &Path, log: &str, message: &str) -> Vec<Value> {
     let text = said(directory, log);
     let lines = text
         .lines()
@@ -64,8 +64,8 @@ fn logged(directory: &Path, log: &str, message: &str) -> Vec<Value> {
     lines.collect()
 }
 
-/// A device in a directory of its own, with a process that downloads these objects.
-fn device(home: &Path, proxy: &str, urls: &[String]) -> Child {
+/// A device in a directory of its own, with a process that downloads these objects at this rate.
+pub fn device(home: &Path, proxy: &str, urls: &[String], rate: &str) -> Child {
     std::fs::create_dir_all(home).unwrap();
     std::fs::write(home.join("list"), urls.join("\n")).unwrap();
     let arguments = [
@@ -74,14 +74,15 @@ fn device(home: &Path, proxy: &str, urls: &[String]) -> Child {
         "list",
         "--json",
         "--limit-rate",
-        "2M",
+        rate,
         "--prox",
         proxy,
     ];
     cedos(home, &arguments).spawn().unwrap()
 }
 
-fn part_bytes(home: &Path) -> u64 {
+/// The bytes of downloads in a device's directory.
+pub fn part_bytes(home: &Path) -> u64 {
     let entries = std::fs::read_dir(home).unwrap().flatten();
     let files = entries.filter(|entry| entry.file_name() != "list");
     let lengths = files.filter_map(|entry| entry.metadata().ok().filter(|m| m.is_file()));
@@ -105,7 +106,7 @@ impl Fleet {
                 .collect()
         };
         let devices = homes.iter().enumerate();
-        let devices = devices.map(|(n, home)| device(home, proxy, &urls(n)));
+        let devices = devices.map(|(n, home)| device(home, proxy, &urls(n), "2M"));
         let fleet = Fleet {
             devices: devices.collect(),
             homes,
@@ -203,7 +204,7 @@ async fn a_request_that_waits_for_its_origin_is_not_sent_again() {
     .await;
     let old = proxy(directory.path(), "127.0.0.1:0", &[], "old.log").await;
     let home = directory.path().join("device");
-    let device = device(&home, &old.address, &[origin.url("/1")]);
+    let device = device(&home, &old.address, &[origin.url("/1")], "2M");
     until("the origin is asked", || !origin.requests().is_empty()).await;
     let new = proxy(
         directory.path(),
@@ -243,6 +244,7 @@ async fn many_workers_are_taken_over(workers: &str) {
         &directory.path().join("device"),
         &new.address,
         &urls,
+        "2M",
     ))
     .await;
     assert_eq!(ran.code, 0, "{} {:#?}", ran.errors, ran.events.last());

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! A part begins with the first byte. It is kept only if its origin has named a strong validator, without which the rest
-//! could be that of other bytes.
+//! could be that of other bytes. It never answers without its origin, so that one of an earlier process does no harm
+//! whatever has changed since.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,15 +1,15 @@
 //! Relays over real sockets: two devices, or a device and an origin, by way of a proxy.
 
 use std::collections::BTreeSet;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use cedos_lab_rig::wait::{until, within};
 use cedos_prox::{Prox, ProxConfig, serve};
 use d2tp_driver::{
     Admission, CallError, Device, DeviceOptions, EndpointConfig, Flow, FlowIo, FlowSettings,
-    LinkUse, Peer, PeerListener, ProvidedLink, ProvidedLinks, PublicKey, RelayId, SecretKey,
-    Server, ServerAddress, ServerOptions,
+    HibernationOptions, LinkUse, Peer, PeerListener, ProvidedLink, ProvidedLinks, PublicKey,
+    RelayId, SecretKey, Server, ServerAddress, ServerOptions,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UdpSocket;
@@ -24,14 +24,17 @@ fn content(offset: u64) -> u8 {
     (offset.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u8
 }
 
-fn listening(n: u8) -> Server {
-    Server::bind(ServerOptions {
-        listen: "127.0.0.1:0".parse().unwrap(),
+fn options(n: u8, listen: &str) -> ServerOptions {
+    ServerOptions {
+        listen: listen.parse().unwrap(),
         key: key(n),
         admission: Admission::Anybody,
         config: EndpointConfig::default(),
-    })
-    .unwrap()
+    }
+}
+
+fn listening(n: u8) -> Server {
+    Server::bind(options(n, "127.0.0.1:0")).unwrap()
 }
 
 fn at(server: &Server) -> ServerAddress {
@@ -40,25 +43,35 @@ fn at(server: &Server) -> ServerAddress {
 
 /// A proxy that may reach this machine.
 fn proxy(set: impl FnOnce(&mut ProxConfig)) -> ServerAddress {
+    let server = Arc::new(listening(9));
+    let address = at(&server);
+    proxy_on(server, set);
+    address
+}
+
+/// Has this server be a proxy that may reach this machine.
+fn proxy_on(server: Arc<Server>, set: impl FnOnce(&mut ProxConfig)) {
     let mut config = ProxConfig {
         allow_any_client: true,
         allow_private: true,
         ..Default::default()
     };
     set(&mut config);
-    let server = Arc::new(listening(9));
     let prox = Prox::new(config).unwrap();
     if let Some(limits) = prox.config().relay_limits() {
         server.relay_for_devices(limits);
         server.meter_relays(prox.clone());
     }
-    let address = at(&server);
     tokio::spawn(serve(server, prox, std::future::pending()));
-    address
 }
 
 /// A device on one link, at `127.0.0.n`.
 async fn device(n: u8, proxy: &ServerAddress) -> (Device, Arc<ProvidedLinks>) {
+    device_at(n, Ipv4Addr::new(127, 0, 0, n).into(), proxy).await
+}
+
+/// A device on one link, with this address.
+async fn device_at(n: u8, at: IpAddr, proxy: &ServerAddress) -> (Device, Arc<ProvidedLinks>) {
     let links = ProvidedLinks::new();
     let options = DeviceOptions {
         server: proxy.clone(),
@@ -67,7 +80,7 @@ async fn device(n: u8, proxy: &ServerAddress) -> (Device, Arc<ProvidedLinks>) {
     };
     let mut device = Device::with_attach(options, links.clone()).await.unwrap();
     device.follow_links(links.subscribe(), |_| LinkUse::Free);
-    links.add(ProvidedLink::new("net", Ipv4Addr::new(127, 0, 0, n).into()));
+    links.add(ProvidedLink::new("net", at));
     (device, links)
 }
 
@@ -171,6 +184,41 @@ async fn who_is_not_let_in_by_the_listener_hears_what_who_calls_nobody_hears() {
     assert_eq!(stranger.as_ref().map(|(status, _)| *status), Some(404));
     assert_eq!(stranger, nobody);
     assert_eq!(refusal(4, key(2).public()).await, None);
+}
+
+// R-RELAY-9
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn devices_whose_sessions_are_in_different_workers_reach_each_other_by_the_relay() {
+    if std::net::UdpSocket::bind("[::1]:0").is_err() {
+        eprintln!("skipped: no IPv6");
+        return;
+    }
+    let rest = HibernationOptions::default();
+    let server = Arc::new(Server::bind_workers(3, options(9, "[::]:0"), rest).unwrap());
+    let (port, public) = (server.local_addr().port(), server.public_key());
+    proxy_on(server.clone(), |_| {});
+    // No direct path leads from one family to the other.
+    let by_v6 = ServerAddress::new("::1", port, public);
+    let by_v4 = ServerAddress::new("127.0.0.1", port, public);
+    let (callee, _links) = device_at(2, Ipv6Addr::LOCALHOST.into(), &by_v6).await;
+    answering(within(callee.listen(Admission::Anybody)).await.unwrap());
+    let mut callers = Vec::new();
+    for n in 3..10 {
+        let caller = device(n, &by_v4).await;
+        let peer = within(caller.0.call(key(2).public())).await.unwrap();
+        fetch(&peer, SIZE).await;
+        let (direct, relayed) = payload(&peer);
+        assert!(direct == 0 && relayed >= SIZE, "{direct} and {relayed}");
+        callers.push((caller, peer));
+    }
+    let by_worker = server.counts_by_worker();
+    assert!(
+        by_worker.iter().all(|(awake, ..)| *awake > 0),
+        "{by_worker:?}"
+    );
+    // The kernel steers relayed packets, too: first packets alone come to the wrong worker.
+    let passed = server.passed_between_workers();
+    assert!(passed <= 2 * 8, "{passed}");
 }
 
 /// A hole in front of a server: the relay's socket gets through, nobody else does.

@@ -593,7 +593,7 @@ impl Endpoint {
             instance: key.1,
             epoch: syn.epoch,
         };
-        let shares = [self.config.cid_share, self.config.worker];
+        let shares = self.cid_shares();
         let cid = cid_share::draw(shares, &mut self.rng);
         let spare = (0..SPARE_PATHS)
             .map(|_| {

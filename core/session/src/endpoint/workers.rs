@@ -14,6 +14,7 @@ use d2tp_time::{Span, Time};
 use d2tp_wire::{Cid, PacketKind};
 
 use super::{Endpoint, IncomingDatagram};
+use crate::cid_share::CidShare;
 use crate::link::Addresses;
 use crate::pending_lookup::PendingLookup;
 
@@ -59,6 +60,22 @@ impl Endpoint {
         worker.is_none_or(|worker| worker.contains(part_of(client)))
     }
 
+    /// The index of this worker; 0 if it is the only one.
+    pub fn worker_index(&self) -> u16 {
+        self.config.worker.map_or(0, |worker| worker.index())
+    }
+
+    /// The index of the worker that has all sessions of this client.
+    pub fn worker_of(&self, client: &PublicKey) -> u16 {
+        let worker = self.config.worker;
+        worker.map_or(0, |worker| worker.index_of(part_of(client)))
+    }
+
+    /// The parts of connection ids that this host and this worker issue.
+    pub(crate) fn cid_shares(&self) -> [Option<CidShare>; 2] {
+        [self.config.cid_share, self.config.worker]
+    }
+
     /// What arrived here and belongs to another worker, with that worker's index.
     pub fn poll_misdirected(&mut self) -> Option<(u16, Misdirected)> {
         self.misdirected.pop_front()
@@ -81,8 +98,8 @@ impl Endpoint {
 
     /// Passes a handshake of another worker's client on.
     pub(super) fn pass_handshake(&mut self, now: Time, handshake: PendingLookup) {
-        if let Some(worker) = self.config.worker {
-            let index = worker.index_of(part_of(&handshake.peer()));
+        if self.config.worker.is_some() {
+            let index = self.worker_of(&handshake.peer());
             let passed = PassedHandshake {
                 from: handshake.origin.from,
                 worker: index,

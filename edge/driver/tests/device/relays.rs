@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use cedos_lab_rig::wait::within;
 use d2tp_driver::{
     Admission, CallEvent, Device, DeviceOptions, EndpointConfig, Flow, FlowIo, FlowSettings,
-    HostKey, MemoryPool, RelayError, RelayLimits, RelayRefusal, Server, ServerAddress,
+    HibernationOptions, HostKey, MemoryPool, RelayError, RelayLimits, RelayRefusal, Server,
+    ServerAddress, ServerOptions,
 };
 use tokio::io::AsyncWriteExt;
 
@@ -114,6 +115,54 @@ async fn a_listener_that_reads_late_hears_the_end_of_every_call() {
             break;
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_between_clients_of_different_workers_are_heard_and_limited_and_end() {
+    let options = ServerOptions {
+        listen: "127.0.0.1:0".parse().expect("an address"),
+        key: key(2),
+        admission: Admission::Anybody,
+        config: EndpointConfig::default(),
+    };
+    let rest = HibernationOptions::default();
+    let server = Server::bind_workers(3, options, rest).expect("a port");
+    server.relay_for_devices(RelayLimits {
+        client: 3,
+        all: 1_000,
+    });
+    let (_callee, _near, far) = client(&server, 7).await;
+    let of_callee = far.relays().expect("the server relays");
+    let mut calls = of_callee.listen(Admission::Anybody).expect("it listens");
+    let mut callers = Vec::new();
+    for n in 8..16 {
+        let (caller, near, calling) = client(&server, n).await;
+        let of_caller = calling.relays().expect("the server relays");
+        let relay = of_caller.relay_to_device(public(7)).expect("it listens");
+        let Some(CallEvent::Call(theirs, by)) = within(calls.next()).await else {
+            panic!("a call");
+        };
+        assert_eq!(by, public(n));
+        assert_ne!(theirs, relay.id());
+        // A call counts as two relays, wherever its halves are.
+        let refused = of_caller.relay_to_device(public(7)).err();
+        let limit = RelayError::Refused(RelayRefusal::ClientFull(3));
+        assert_eq!(refused.map(|e| e.to_string()), Some(limit.to_string()));
+        drop(relay);
+        assert_eq!(
+            within(calls.next()).await,
+            Some(CallEvent::HungUp(theirs)),
+            "of {n}"
+        );
+        let again = of_caller.relay_to_device(public(7)).expect("there is room");
+        within(calls.next()).await.expect("a call");
+        callers.push((caller, near, calling, again));
+    }
+    let by_worker = server.counts_by_worker();
+    assert!(
+        by_worker.iter().all(|(awake, ..)| *awake > 0),
+        "{by_worker:?}"
+    );
 }
 
 #[tokio::test]

@@ -18,7 +18,7 @@ use d2tp_driver::{
 use d2tp_session::{FlowId, FlowOptions, FlowRecord, PublicKey, Role, SessionRecord, Span};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-const SIZE: u64 = 3_000_000;
+pub(crate) const SIZE: u64 = 3_000_000;
 
 fn key(n: u8) -> SecretKey {
     SecretKey::from_bytes([n; 32])
@@ -55,7 +55,8 @@ async fn until(true_now: impl FnMut() -> bool) {
     cedos_lab_rig::wait::until("what the test waits for", true_now).await;
 }
 
-struct Pattern;
+/// The bytes of every flow that a server sends.
+pub(crate) struct Pattern;
 
 fn pattern(offset: u64) -> u8 {
     (offset.wrapping_mul(0x9e37_79b9) >> 11) as u8
@@ -68,7 +69,8 @@ impl SendSource for Pattern {
     }
 }
 
-async fn read_to(flow: &mut Flow, from: u64, to: u64) {
+/// Reads a flow's bytes between these offsets, which are the pattern's.
+pub(crate) async fn read_to(flow: &mut Flow, from: u64, to: u64) {
     let mut at = from;
     let mut buf = vec![0; 65_536];
     while at < to {

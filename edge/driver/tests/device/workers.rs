@@ -1,14 +1,20 @@
 //! A server with several workers on one port.
 
+use std::net::{TcpListener, UdpSocket};
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use cedos_lab_rig::wait::within;
+use bytes::Bytes;
+use cedos_lab_rig::wait::{until_some, within};
 use d2tp_driver::{
-    Admission, Device, DeviceOptions, EndpointConfig, Flow, FlowSettings, HibernationOptions,
-    Server, ServerAddress, ServerOptions,
+    Admission, Device, DeviceOptions, EndpointConfig, Flow, FlowIo, FlowSettings,
+    HibernationOptions, Journal, Server, ServerAddress, ServerOptions, SocketsAfter,
+    StreamIdentity, TcpStreamAcceptor,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+use crate::rest::{Pattern, SIZE, read_to};
 use crate::streams::{accept_streams, device_with_key};
 use crate::support::key;
 
@@ -18,14 +24,17 @@ const ECHO_BYTES: usize = 200_000;
 /// Devices on a network that blocks UDP, each of which looks for more than a second before it opens a stream.
 const STREAM_DEVICES: u8 = 9;
 
-fn server() -> Server {
-    let options = ServerOptions {
+fn options() -> ServerOptions {
+    ServerOptions {
         listen: "127.0.0.1:0".parse().unwrap(),
         key: key(2),
         admission: Admission::Anybody,
         config: EndpointConfig::default(),
-    };
-    Server::bind_workers(WORKERS, options, HibernationOptions::default()).unwrap()
+    }
+}
+
+fn server() -> Server {
+    Server::bind_workers(WORKERS, options(), HibernationOptions::default()).unwrap()
 }
 
 async fn device(server: &Server, number: u8) -> Device {
@@ -44,7 +53,12 @@ async fn echo(mut far: Flow) {
     far.read_to_end(&mut bytes).await.unwrap();
     far.write_all(&bytes).await.unwrap();
     far.shutdown().await.unwrap();
-    let _ = std::future::poll_fn(|cx| d2tp_driver::FlowIo::poll_finished(&mut far, cx)).await;
+    finished(far).await;
+}
+
+/// Waits until the flow is over, or hibernated.
+async fn finished(mut far: Flow) {
+    let _ = std::future::poll_fn(|cx| far.poll_finished(cx)).await;
 }
 
 /// Sends bytes to the server and has them back.
@@ -158,6 +172,80 @@ async fn a_stream_goes_to_the_worker_that_has_its_devices_sessions() {
         exchange(device, *number).await;
     }
     assert_eq!(server.passed_between_workers(), passed);
+}
+
+// R-STREAM-9, R-UNKNOWN-4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn devices_with_and_without_udp_go_on_at_once_at_the_next_server_on_the_sockets() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    let kept = |journal| HibernationOptions {
+        hibernate_after: None,
+        journal: Some(Arc::new(journal)),
+    };
+    let identity = || StreamIdentity::self_signed("localhost").unwrap();
+    let journal = Journal::open(&path).unwrap();
+    let first = Server::bind_workers(WORKERS, options(), kept(journal)).unwrap();
+    let acceptor = TcpStreamAcceptor::bind("127.0.0.1:0".parse().unwrap(), identity()).unwrap();
+    let at = acceptor.local_addr().unwrap();
+    let udp: Vec<UdpSocket> = (first.share_sockets().unwrap().into_iter())
+        .map(UdpSocket::from)
+        .collect();
+    let tcp: Vec<TcpListener> = (acceptor.share_sockets().unwrap().into_iter())
+        .map(TcpListener::from)
+        .collect();
+    first.accept_streams(acceptor);
+    let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let mut devices = Vec::new();
+    for number in 0..STREAM_DEVICES {
+        devices.push(device_with_key(&first, &silent, at, key(100 + number)).await);
+        devices.push(device(&first, STREAM_DEVICES + number).await);
+    }
+    let mut near = Vec::new();
+    for device in &devices {
+        let mut flow = device.open(FlowSettings::default()).unwrap();
+        flow.write_all(b"get").await.unwrap();
+        near.push(flow);
+    }
+    let mut far = Vec::new();
+    for _ in &devices {
+        let mut flow = within(first.accept()).await.unwrap();
+        within(flow.read_exact(&mut [0; 3])).await.unwrap();
+        flow.send_source(Arc::new(Pattern));
+        flow.allow_hibernation(Bytes::from_static(b"what it needs"));
+        far.push(flow);
+    }
+    for flow in &mut near {
+        read_to(flow, 0, 100_000).await;
+    }
+    let left = Instant::now();
+    first.leave(0, SocketsAfter::Kept).await.unwrap();
+    let (awake, hibernated, _) = first.counts();
+    assert_eq!((awake, hibernated), (0, devices.len()));
+    drop((far, first));
+    let journal = until_some("the journal is free", || Journal::open(&path).ok()).await;
+    let second = Server::on_sockets(udp, options(), kept(journal)).unwrap();
+    second.accept_streams(TcpStreamAcceptor::on_sockets(tcp, identity()).unwrap());
+    for _ in &devices {
+        let mut flow = within(second.accept()).await.unwrap();
+        assert_eq!(flow.memo().unwrap(), "what it needs");
+        flow.resume_source(Arc::new(Pattern));
+        tokio::spawn(finished(flow));
+    }
+    let silence = left.elapsed();
+    // A device whose second stream was cut, too, waits for four seconds before its third.
+    assert!(silence < Duration::from_secs(2), "{silence:?}");
+    for flow in &mut near {
+        read_to(flow, 100_000, SIZE).await;
+        assert_eq!(within(flow.read(&mut [0])).await.unwrap(), 0, "it is whole");
+    }
+    assert!(
+        second
+            .counts_by_worker()
+            .iter()
+            .all(|(awake, ..)| *awake > 0),
+        "each worker has its clients' sessions"
+    );
 }
 
 #[tokio::test]

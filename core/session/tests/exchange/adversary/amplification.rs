@@ -292,6 +292,7 @@ impl Attacker {
                 wrap_relayed(id, packet, &mut datagram);
                 self.r.inbox.push((at.remote, datagram));
             }
+            Some(ForwardTarget::Worker(half)) => unreachable!("{half:?} of the only worker"),
             None => {}
         }
         self.read();

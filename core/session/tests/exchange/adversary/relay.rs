@@ -4,7 +4,7 @@
 use d2tp_session::*;
 
 use crate::adversary::rogue::MS;
-use crate::pair::Pair;
+use crate::pair::{Pair, config, device_key};
 
 const LIMITS: RelayLimits = RelayLimits {
     client: 16,
@@ -201,6 +201,30 @@ fn a_device_that_asks_for_ten_thousand_relays_gets_sixteen_and_leaves_room_for_o
     );
     relays.close(open[1]);
     assert!(relays.call(&p.server, session, own).is_ok());
+}
+
+#[test]
+fn the_id_of_a_relay_leads_to_its_host_and_its_worker() {
+    // R-RELAY-9
+    let of_host = CidShare::new(7, 1, 3).unwrap();
+    let client = device_key().public().0;
+    let part: [u8; 8] = client[..8].try_into().unwrap();
+    let workers = (0..4).map(|index| CidShare::new(9, index, 4).unwrap());
+    let worker = workers.clone().find(|share| share.contains(part)).unwrap();
+    let mut p = Pair::with(EndpointConfig {
+        cid_share: Some(of_host),
+        worker: Some(worker),
+        ..config()
+    });
+    p.server.set_cookie_seed([8; 32]);
+    p.open_path(0, false);
+    p.run_for(Span::from_secs(1));
+    let session = p.server_session().unwrap();
+    let mut relays = RelayTable::new(LIMITS, [8; 32]);
+    for _ in 0..LIMITS.client {
+        let id = relays.open(&p.server, session).unwrap();
+        assert!(of_host.contains(id.0) && worker.contains(id.0), "{id}");
+    }
 }
 
 #[test]
