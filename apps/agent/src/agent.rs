@@ -133,7 +133,7 @@ pub struct AgentOptions {
     pub local_proxy: Option<LocalProxy>,
     /// The time without anything to do after which the agent exits; none: it keeps running.
     pub exit_when_idle: Option<Duration>,
-    /// The factor of DRWA on the paths of transfers; a process beside the agent moves the windows of TCP connections.
+    /// The factor of DRWA on bloated paths of transfers; a process beside the agent moves the windows of TCP connections.
     pub path_drwa: Option<DrwaLambda>,
 }
 

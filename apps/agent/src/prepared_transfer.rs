@@ -12,11 +12,12 @@ use std::sync::Arc;
 use d2tp_driver::{AckOffload, EndpointConfig, Qlog, SecretKey, ServerList, ServerListError};
 use d2tp_links::Link;
 use d2tp_sched::CostPolicy;
-use d2tp_session::DrwaLambda;
+use d2tp_session::{Drwa, DrwaLambda};
 use tokio::sync::watch;
 use url::Url;
 
 use crate::fetch::alt_svc;
+use crate::fetch::alt_svc_upgrade::{AltSvcOptions, UpgradingConnector};
 use crate::fetch::cookie_file::CookieFile;
 use crate::fetch::dial::Dial as _;
 use crate::fetch::direct::DirectConnector;
@@ -47,7 +48,7 @@ pub struct SessionTuning {
     pub offload_acks: AckOffload,
     /// The factor of DRWA, which keeps queues short.
     pub drwa: Option<DrwaLambda>,
-    /// The factor of DRWA on paths alone, where another process moves the windows of TCP connections.
+    /// The factor of DRWA on bloated paths alone, where another process moves the windows of TCP connections.
     pub path_drwa: Option<DrwaLambda>,
     /// The log of sessions.
     pub log: Option<Arc<Qlog>>,
@@ -241,6 +242,9 @@ impl PreparedTransfer {
                         *config = self.session_config(tuning);
                         config.ack_offload = tuning.offload_acks;
                         config.drwa = tuning.drwa.or(tuning.path_drwa);
+                        if tuning.drwa.is_none() {
+                            config.drwa_wait_min = Drwa::BLOATED_WAIT;
+                        }
                     });
                 if let Some(log) = &tuning.log {
                     proxy.log_to(log.clone());
@@ -264,7 +268,15 @@ impl PreparedTransfer {
                 let dial = DirectConnector::new(tls)
                     .with_drwa(tuning.drwa)
                     .with_local_hosts(self.local_hosts.clone());
-                TransferTransport::Direct(dial.with_receive_buffer(window))
+                let dial = dial.with_receive_buffer(window);
+                let may_go_over = self.may_go_end_to_end && purpose == TransportPurpose::Carry;
+                let options = may_go_over.then(|| AltSvcOptions {
+                    key: self.key.clone(),
+                    config: self.session_config(tuning),
+                    links: links.clone(),
+                    log: tuning.log.clone(),
+                });
+                TransferTransport::Direct(Box::new(UpgradingConnector::new(dial, options)))
             }
             (None, _, _, None) => unreachable!("a download without a proxy has its own trust"),
         }
@@ -329,8 +341,8 @@ impl PreparedTransfer {
 
 /// The transport of a transfer's requests.
 pub enum TransferTransport {
-    /// TCP and TLS to the origin, over one link at a time.
-    Direct(DirectConnector),
+    /// TCP and TLS to the origin, over one link at a time; by D2TP once the origin says on the way that it speaks it.
+    Direct(Box<UpgradingConnector>),
     /// A D2TP session with the origin itself.
     EndToEnd(Box<D2tpOrigin>),
     /// A session with a proxy.
@@ -356,7 +368,7 @@ impl TransferTransport {
     ) -> TransferExit {
         match (self, upload_body) {
             (TransferTransport::Direct(dial), _) => {
-                transfer::run(job, dial, setting, observer).await
+                transfer::run(job, &**dial, setting, observer).await
             }
             (TransferTransport::EndToEnd(dial), _) => {
                 transfer::run(job, &**dial, setting, observer).await

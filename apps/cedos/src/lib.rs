@@ -156,8 +156,11 @@ impl ProductVerb {
             Self::Browser(args) => ("browser", on_runtime(1, verbs::browser::run(args))),
             Self::Agent(args) => (
                 "agent",
-                verbs::agent::prepare(&args)
-                    .and_then(|start| on_runtime(1, verbs::agent::run(*args, start))),
+                match verbs::agent::keep_queues(&args) {
+                    Some(done) => done.map(|()| ExitCode::SUCCESS),
+                    None => verbs::agent::prepare(&args)
+                        .and_then(|start| on_runtime(1, verbs::agent::run(*args, start))),
+                },
             ),
             Self::Prox(mut args) => (
                 "prox",

@@ -85,6 +85,10 @@ pub struct EndpointConfig {
     /// Lower: shorter queues, and less use of a rate that has just risen. `None`: the peer's
     /// congestion control is not limited.
     pub drwa: Option<DrwaLambda>,
+    /// The wait in a path's queue below which `drwa` leaves the path alone (R-DRWA-4); zero: it depends on the factor alone.
+    /// Higher: fewer paths are limited, and queues are longer before they are. [`crate::Drwa::BLOATED_WAIT`] where nobody
+    /// asked for short queues.
+    pub drwa_wait_min: Span,
     /// Whether the peer is asked for fewer ACKs as the window grows; otherwise it sends one for every
     /// second packet, as TCP does. Fewer ACKs cost less, and let the window grow later.
     pub thin_acks: bool,
@@ -202,6 +206,7 @@ impl Default for EndpointConfig {
             congestion: CongestionKind::default(),
             known_rate: None,
             drwa: None,
+            drwa_wait_min: Span::ZERO,
             thin_acks: true,
             ack_offload: AckOffload::default(),
             path_scheduler: PathSchedulerKind::default(),

@@ -33,6 +33,9 @@
 //!   rose, and also one that was only ever measured while other flows filled the queue.
 //! - *Yielding*: other flows fill the queue. A flow that held back there would only lose its share.
 //!
+//! [`Drwa::only_beyond`] makes a receiver that is on everywhere: it leaves a path alone until packets waited that long in
+//! its queue, and then also searches for no RTTmin before a limit is needed.
+//!
 //! Several limited flows in one queue make it no longer than a single one does: each gets λ ·
 //! RTTmin · *its* rate. A flow that joins late takes the others' queue for propagation delay, until
 //! the queue is drained or another path reports a shorter RTTmin ([`Drwa::on_rtt_min`]). The others
@@ -61,6 +64,8 @@ const LOOKS_IN_VAIN: u64 = 6;
 /// each repetition. // a guess: a web page's worth of competition, a song's
 const YIELD_FOR: Span = Span::from_secs(10);
 const YIELD_FOR_MAX: Span = Span::from_secs(160);
+/// How long a path counts as bloated after it was held: networks on which the rate varies have a queue again soon.
+const BLOATED_FOR: Span = Span::from_secs(60); // a guess
 /// Rounds at one and a half times the target before the queue may be caused by others: the effect of a
 /// lower rate shows in one or two.
 const OVER_ROUNDS: u32 = 4;
@@ -166,6 +171,10 @@ const HOLDING: DrwaState = DrwaState::Holding { over: 0, calm: 0 };
 pub struct Drwa {
     lambda: DrwaLambda,
     floor: u64,
+    /// The wait in the queue below which the path is left alone, unless it was bloated a moment ago.
+    wait_min: Span,
+    /// When a limit was last in force for the sake of the queue.
+    held_at: Option<Time>,
     state: DrwaState,
     /// When the current round began.
     round_at: Option<Time>,
@@ -188,12 +197,18 @@ pub struct Drwa {
 }
 
 impl Drwa {
+    /// The wait in a queue from which on a path counts as bloated, where nobody asked for a short queue there: somebody who
+    /// talks or plays over the same link notices it.
+    pub const BLOATED_WAIT: Span = Span::from_millis(100); // a guess: ITU-T G.114 allows 150 ms one way, for everything
+
     /// The control of a new path. No limit is below `floor` bytes: a sender must be able to detect
     /// losses.
     pub fn new(lambda: DrwaLambda, floor: u64) -> Self {
         Drwa {
             lambda,
             floor,
+            wait_min: Span::ZERO,
+            held_at: None,
             state: DrwaState::Open,
             round_at: None,
             bytes: 0,
@@ -208,9 +223,17 @@ impl Drwa {
         }
     }
 
+    /// Leaves the path alone until a round trip is this much longer than RTTmin, whatever λ says. A path that was held in the
+    /// last minute is bloated: then λ decides.
+    #[must_use]
+    pub fn only_beyond(mut self, wait_min: Span) -> Self {
+        self.wait_min = wait_min;
+        self
+    }
+
     /// Forgets all measurements, because the path has another route now.
     pub fn reset(&mut self) {
-        *self = Drwa::new(self.lambda, self.floor);
+        *self = Drwa::new(self.lambda, self.floor).only_beyond(self.wait_min);
     }
 
     /// The most bytes that the sender may have in flight; `None`: no limit.
@@ -300,7 +323,7 @@ impl Drwa {
         };
         match self.state {
             // R-DRWA-1
-            DrwaState::Open if rtt > self.engage_at() => {
+            DrwaState::Open if rtt > self.engage_at(now) => {
                 // The average lags behind a window that has grown until now.
                 self.window = received;
                 self.state = HOLDING;
@@ -318,6 +341,9 @@ impl Drwa {
                 best: NEVER_MEASURED,
                 doubted,
             };
+        }
+        if matches!(self.state, DrwaState::Holding { .. }) {
+            self.held_at = Some(now);
         }
         self.limit = match self.state {
             DrwaState::Open | DrwaState::Yielding { .. } => None,
@@ -353,7 +379,12 @@ impl Drwa {
     fn is_doubtful(&self, now: Time) -> Option<bool> {
         let over = matches!(self.state, DrwaState::Holding { over, .. } if over >= OVER_ROUNDS);
         let unseen = now.since(self.min_near_at.max(self.looked_at)) > self.seen_within();
-        let looks = matches!(self.state, DrwaState::Open | DrwaState::Holding { .. });
+        let looks = match self.state {
+            // R-DRWA-4: a search would touch a path that is not bloated.
+            DrwaState::Open => self.wait_min(now) == Span::ZERO,
+            DrwaState::Holding { .. } => true,
+            DrwaState::Draining { .. } | DrwaState::Yielding { .. } => false,
+        };
         (looks && (over || unseen)).then_some(over)
     }
 
@@ -417,9 +448,20 @@ impl Drwa {
         Span::from_nanos(self.lambda.of(self.base().as_nanos()))
     }
 
-    /// The round trip from which the path's queue counts as too long: half way to the target.
-    fn engage_at(&self) -> Span {
-        (self.base() + self.aim()).divided(2)
+    /// The round trip from which the path's queue counts as too long: half way to the target, or more where the path is
+    /// to be left alone for longer.
+    fn engage_at(&self, now: Time) -> Span {
+        let half_way = (self.base() + self.aim()).divided(2);
+        half_way.max(self.base() + self.wait_min(now))
+    }
+
+    /// The wait in the queue below which the path is left alone now.
+    fn wait_min(&self, now: Time) -> Span {
+        let is_bloated = |at| now.since(at) < BLOATED_FOR;
+        match self.held_at.is_some_and(is_bloated) {
+            true => Span::ZERO,
+            false => self.wait_min,
+        }
     }
 }
 
@@ -596,6 +638,51 @@ mod tests {
         path.run_for(Span::from_secs(30));
         let arrived = path.flows[0].arrived - before;
         assert!(arrived >= 29_700_000, "{arrived} of 30,000,000 bytes");
+    }
+
+    #[test]
+    fn what_is_on_everywhere_leaves_a_path_alone_whose_queue_nobody_notices() {
+        // R-DRWA-4: a queue of 90 ms is too long for λ, and no bloat.
+        let noticed = Drwa::BLOATED_WAIT;
+        for (window, is_bloated) in [(FULL * 14 / 5, false), (600_000, true)] {
+            let mut path = Bottleneck::of(vec![flow(window, true)]);
+            let drwa = path.flows[0].drwa.take().unwrap();
+            path.flows[0].drwa = Some(drwa.only_beyond(noticed));
+            let mut is_limited = false;
+            for _ in 0..4_000 {
+                path.run_for(MS.times(10));
+                is_limited |= path.limit(0).is_some();
+            }
+            assert_eq!(is_limited, is_bloated, "{window}");
+            let longest = if is_bloated { 4 } else { 3 };
+            assert!(path.rtt <= BASE.times(longest), "{:?}", path.rtt);
+        }
+    }
+
+    #[test]
+    fn a_path_that_was_bloated_a_moment_ago_is_held_again_as_lambda_says() {
+        // R-DRWA-4
+        let mut path = bloated(true);
+        let drwa = path.flows[0].drwa.take().unwrap();
+        path.flows[0].drwa = Some(drwa.only_beyond(Drwa::BLOATED_WAIT));
+        path.run_for(Span::from_secs(5));
+        assert!(path.limit(0).is_some());
+        // The queue goes, and the limit; then there is one of 90 ms.
+        path.flows[0].window = 20 * PACKET;
+        path.flows[0].window_max = 20 * PACKET;
+        path.run_for(Span::from_secs(2));
+        assert_eq!(path.limit(0), None);
+        let grown = |path: &mut Bottleneck| {
+            path.flows[0].window_max = FULL * 14 / 5;
+            path.run_for(Span::from_secs(2));
+            path.limit(0)
+        };
+        assert!(grown(&mut path).is_some());
+        path.flows[0].window = 20 * PACKET;
+        path.flows[0].window_max = 20 * PACKET;
+        path.run_for(BLOATED_FOR + Span::from_secs(5));
+        assert_eq!(path.limit(0), None);
+        assert_eq!(grown(&mut path), None);
     }
 
     #[test]

@@ -214,9 +214,10 @@ impl SessionPath {
             validated: false,
             validation: None,
             limits: None,
-            drwa: config
-                .drwa
-                .map(|lambda| Box::new(Drwa::new(lambda, LIMIT_DATAGRAMS_MIN * datagram))),
+            drwa: config.drwa.map(|lambda| {
+                let drwa = Drwa::new(lambda, LIMIT_DATAGRAMS_MIN * datagram);
+                Box::new(drwa.only_beyond(config.drwa_wait_min))
+            }),
             rx_bytes: 0,
             tx_bytes: 0,
             recovery: Recovery::new(config.rtt_initial, config.new_controller(datagram)),

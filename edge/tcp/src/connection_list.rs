@@ -19,6 +19,7 @@ const ANSWER_BYTES: usize = 72;
 /// Offsets of the addresses in it, after four bytes and two ports.
 const LOCAL_AT: usize = 8;
 const REMOTE_AT: usize = 24;
+const COOKIE_AT: usize = 44;
 const OWNER_AT: usize = 64;
 const INODE_AT: usize = 68;
 /// The attribute with `struct tcp_info`.
@@ -31,6 +32,8 @@ const READ_BYTES: usize = 32 * 1024;
 pub(crate) struct ListedConnection {
     /// The number of the socket, as in `/proc/PID/fd`.
     pub(crate) inode: u32,
+    /// What tells the socket from all others of the machine, before and after it (socket(7), SO_COOKIE).
+    pub(crate) cookie: u64,
     /// The user who made it.
     pub(crate) owner: u32,
     /// The address of this end, which is that of a link.
@@ -39,6 +42,13 @@ pub(crate) struct ListedConnection {
     pub(crate) remote: IpAddr,
     /// The kernel's measurements.
     pub(crate) info: TcpInfo,
+}
+
+impl ListedConnection {
+    /// Whether both ends are on this machine.
+    pub(crate) fn is_local(&self) -> bool {
+        self.remote.is_loopback() || self.local == self.remote
+    }
 }
 
 /// Lists the connections that are open.
@@ -122,6 +132,7 @@ fn connection(message: &[u8]) -> Option<ListedConnection> {
     };
     Some(ListedConnection {
         inode: word(message, INODE_AT)?,
+        cookie: cookie(message)?,
         owner: word(message, OWNER_AT)?,
         local,
         remote,
@@ -132,6 +143,12 @@ fn connection(message: &[u8]) -> Option<ListedConnection> {
 /// The length of a message or an attribute with its padding.
 fn aligned(length: usize) -> usize {
     length.next_multiple_of(4)
+}
+
+/// The two halves of a cookie, the lower one first.
+fn cookie(message: &[u8]) -> Option<u64> {
+    let (low, high) = (word(message, COOKIE_AT)?, word(message, COOKIE_AT + 4)?);
+    Some(u64::from(high) << 32 | u64::from(low))
 }
 
 fn half(bytes: &[u8], at: usize) -> Option<u16> {

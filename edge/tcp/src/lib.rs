@@ -21,6 +21,8 @@ mod buffers;
 mod connection_list;
 #[cfg(target_os = "linux")]
 mod device_queues;
+#[cfg(target_os = "linux")]
+mod kernel_clamps;
 pub mod multipath;
 #[cfg(target_os = "linux")]
 mod sockopt;
@@ -31,7 +33,7 @@ use std::os::fd::BorrowedFd;
 pub use buffers::KernelBuffers;
 use d2tp_session::{Drwa, DrwaLambda, Span, Time};
 #[cfg(target_os = "linux")]
-pub use device_queues::{DeviceQueues, QueueLook};
+pub use device_queues::{DeviceQueues, QueueLook, ReachBarrier};
 
 /// The lowest limit: four segments of the largest ordinary size, which TCP needs to detect a loss.
 const FLOOR_BYTES: u64 = 4 * 1460;
@@ -43,6 +45,8 @@ const LOOK_MAX: Span = Span::from_millis(100);
 /// The kernel's measurements of a TCP connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcpInfo {
+    /// The time since payload arrived last.
+    pub since_arrival: Span,
     /// The round trip as the receiver measures it; zero before the first measurement.
     pub rcv_rtt: Span,
     /// The shortest round trip of segments that this end sent, the handshake included; `None`
@@ -86,12 +90,14 @@ impl WindowClamp {
         Ok(info.open.then(|| self.next_update_in()))
     }
 
-    /// The controller of a socket that has carried data already, as these measurements say.
+    /// The controller of a socket that has carried data already, as these measurements say. It leaves the connection alone
+    /// unless that is bloated.
     #[cfg(target_os = "linux")]
     pub(crate) fn joining(lambda: DrwaLambda, info: &TcpInfo) -> Self {
         WindowClamp {
+            drwa: Drwa::new(lambda, FLOOR_BYTES).only_beyond(Drwa::BLOATED_WAIT),
             received: info.bytes_received,
-            ..WindowClamp::new(lambda)
+            rcv_rtt: Span::ZERO,
         }
     }
 
@@ -156,6 +162,7 @@ mod tests {
         let end = Span::from_millis(from_ms + 1_000);
         while at < end {
             let info = TcpInfo {
+                since_arrival: Span::ZERO,
                 rcv_rtt: Span::from_millis(rtt_ms),
                 min_rtt: Some(Span::from_millis(40)),
                 bytes_received: at.as_millis() * 1_000,

@@ -14,13 +14,14 @@ use crate::multipath::Subflow;
 /// linux/tcp.h). The struct of the libc crate ends before it.
 const INFO_BYTES: usize = 152;
 const STATE_AT: usize = 0;
+const LAST_DATA_RECV_AT: usize = 52;
 const RCV_RTT_AT: usize = 92;
 const BYTES_RECEIVED_AT: usize = 128;
 const MIN_RTT_AT: usize = 148;
 /// TCP_ESTABLISHED, FIN_WAIT1 and FIN_WAIT2 (net/tcp_states.h): the peer may still send.
 pub(crate) const STATES_OPEN: [u8; 3] = [1, 4, 5];
 /// The value for no clamp: more than any window (RFC 7323 §2.3 allows up to a gigabyte).
-const NO_CLAMP: u64 = 1 << 30;
+pub(crate) const NO_CLAMP: u64 = 1 << 30;
 
 /// Reads the kernel's measurements of a connection.
 pub(crate) fn info(socket: BorrowedFd<'_>) -> io::Result<TcpInfo> {
@@ -48,6 +49,7 @@ pub(crate) fn parse_info(bytes: &[u8]) -> Option<TcpInfo> {
     let bytes = bytes.get(..INFO_BYTES)?;
     let micros = |at: usize| Span::from_micros(u64::from(word(bytes, at)));
     Some(TcpInfo {
+        since_arrival: Span::from_millis(u64::from(word(bytes, LAST_DATA_RECV_AT))),
         rcv_rtt: micros(RCV_RTT_AT),
         // All ones mean that there is no measurement yet.
         min_rtt: (word(bytes, MIN_RTT_AT) != u32::MAX).then(|| micros(MIN_RTT_AT)),
@@ -193,6 +195,26 @@ pub(crate) fn set_window_clamp(socket: BorrowedFd<'_>, limit: Option<u64>) -> io
     };
     match failed {
         0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The bound of the window that is offered.
+#[cfg(test)]
+pub(crate) fn window_clamp(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    let (mut clamp, mut length) = (0u32, size_of::<u32>() as libc::socklen_t);
+    // SAFETY: the pointers are to a live integer and its length.
+    let failed = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_WINDOW_CLAMP,
+            (&raw mut clamp).cast(),
+            &raw mut length,
+        )
+    };
+    match failed {
+        0 => Ok(clamp),
         _ => Err(io::Error::last_os_error()),
     }
 }

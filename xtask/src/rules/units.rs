@@ -10,8 +10,9 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 /// A unit, the drop-in that it is measured with, and the most it may have, in tenths.
-const UNITS: [(&str, Option<&str>, u32); 3] = [
+const UNITS: [(&str, Option<&str>, u32); 4] = [
     ("cedos-prox.service", None, 20),
+    ("cedos-queues.service", None, 20),
     ("cedos-agent.service", Some("cedos-agent-hardened.conf"), 20),
     // Without a umask: downloads are for whom the user has them.
     ("cedos-agent.service", None, 63),

@@ -50,7 +50,7 @@ pub(super) struct Agent {
     pub(super) left: watch::Sender<Option<u64>>,
     /// The limits on the rates of downloads.
     pub(super) rate_limiters: RateLimiters,
-    /// The factor of DRWA on the paths of transfers, if it is on.
+    /// The factor of DRWA on bloated paths of transfers, if it is on.
     pub(super) path_drwa: Option<DrwaLambda>,
     pub(super) is_ending: AtomicBool,
     /// Connections to the agent's socket that are open.

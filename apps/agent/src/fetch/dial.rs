@@ -10,6 +10,10 @@ use url::Url;
 use super::mode::FetchMode;
 use super::outcome::TransferFailure;
 use super::unanswered_connects::UnansweredConnects;
+use super::validator::Validator;
+
+/// How long the head of an answer may take.
+pub const HEAD_MAX: Duration = Duration::from_secs(30); // a guess
 
 /// A byte stream that can carry one HTTP/1.1 exchange.
 pub trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
@@ -23,6 +27,17 @@ pub struct EgressLink {
     pub device: Option<String>,
     /// Source addresses, one of each family at least; none leaves the choice to routing.
     pub sources: Vec<IpAddr>,
+}
+
+/// The object of an answer in which its origin announces another server (RFC 7838).
+#[derive(Debug, Clone)]
+pub struct AnnouncedObject {
+    /// The URL of the object.
+    pub url: Url,
+    /// The validator of the object.
+    pub validator: Option<Validator>,
+    /// The length of the object, if known.
+    pub length: Option<u64>,
 }
 
 /// Why there is no answer, and what that means for the next attempt.
@@ -98,4 +113,29 @@ pub trait Dial: Send {
     fn survives_link_loss(&self) -> bool {
         self.mode() != FetchMode::Direct
     }
+
+    /// How long the head of an answer may take. A flow may sleep for hours before the answer comes, and knows itself
+    /// when it is lost.
+    fn answers_within(&self) -> Duration {
+        match self.survives_link_loss() {
+            true => Duration::MAX,
+            false => HEAD_MAX,
+        }
+    }
+
+    /// Handles an announcement of another server for the object of an answer (`Alt-Svc`).
+    fn on_announcement(&self, _object: AnnouncedObject) {}
+
+    /// Whether another request for `url` would go a better way than the running one.
+    fn has_better_way(&self, _url: &Url) -> bool {
+        false
+    }
+
+    /// Whether the last request went a better way, which may be left again.
+    fn goes_better_way(&self) -> bool {
+        false
+    }
+
+    /// Leaves the better way for good, because it failed.
+    fn leave_better_way(&self) {}
 }

@@ -23,7 +23,7 @@ use url::Url;
 
 use super::alt_svc;
 use super::cookie_file::CookieFile;
-use super::dial::{ByteStream, Dial, EgressLink, FetchFault};
+use super::dial::{AnnouncedObject, ByteStream, Dial, EgressLink, FetchFault, HEAD_MAX};
 use super::filename;
 use super::header::HeaderField;
 use super::object_version::ObjectVersion;
@@ -35,9 +35,6 @@ use super::validator::Validator;
 
 /// The number of redirects after which a loop is assumed (as browsers and curl's documentation do).
 pub const REDIRECTS_MAX: usize = 20;
-
-/// How long the head of an answer may take.
-pub const HEAD_MAX: Duration = Duration::from_secs(30); // a guess
 
 /// The most bytes of an explanation that are read.
 const WORDS_BYTES_MAX: usize = 4096;
@@ -89,6 +86,18 @@ pub enum ContentPart {
     NotModified,
     /// The requested range does not exist; with the object's length if known.
     Unsatisfiable(Option<u64>),
+}
+
+impl ContentPart {
+    /// The length of the whole object, if the answer tells it.
+    pub fn object_length(self) -> Option<u64> {
+        match self {
+            ContentPart::Whole(length) => length,
+            ContentPart::Range { total, .. } => total,
+            ContentPart::NotModified => None,
+            ContentPart::Unsatisfiable(total) => total,
+        }
+    }
 }
 
 /// The head of an answer, with the body still to be read.
@@ -196,13 +205,7 @@ pub async fn exchange(
         let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
         let (mut sender, connection) = handshake.await.map_err(|e| broken(&e))?;
         let connection = tokio::spawn(connection).abort_handle();
-        // A flow may sleep for hours before the answer comes, and knows itself when it is lost.
-        let patience = if dial.survives_link_loss() {
-            Duration::MAX
-        } else {
-            HEAD_MAX
-        };
-        let answer = match timeout(patience, sender.send_request(request)).await {
+        let answer = match timeout(dial.answers_within(), sender.send_request(request)).await {
             Ok(answer) => answer.map_err(|e| broken(&e))?,
             Err(_) => {
                 connection.abort();
@@ -220,7 +223,8 @@ pub async fn exchange(
             let fault = proxy_status::download_refusal(head.status, &head.headers, &words);
             return Err(fault.expect("it was a refusal a moment ago"));
         }
-        if let Some(field) = head.headers.get(ALT_SVC).and_then(|v| v.to_str().ok()) {
+        let announced = head.headers.get(ALT_SVC).and_then(|v| v.to_str().ok());
+        if let Some(field) = announced {
             alt_svc::record_alt_svc(&url, dial.answering_proxy().as_deref(), field);
         }
         if let Some(port) = head.headers.get(stream_ports::FIELD)
@@ -253,10 +257,19 @@ pub async fn exchange(
                 .and_then(|v| v.to_str().ok())
                 .map(str::to_owned)
         };
+        let version = ObjectVersion::from_headers(&head.headers, &url);
+        let validator = Validator::from_headers(&head.headers);
+        if announced.is_some() && ask.method == RequestMethod::Get && url == ask.url {
+            dial.on_announcement(AnnouncedObject {
+                url,
+                validator: validator.clone(),
+                length: part.object_length(),
+            });
+        }
         return Ok(FetchResponse {
             part,
-            validator: Validator::from_headers(&head.headers),
-            version: ObjectVersion::from_headers(&head.headers, &url),
+            validator,
+            version,
             encoding: text(CONTENT_ENCODING).filter(|e| !e.eq_ignore_ascii_case("identity")),
             name: filename::from_headers(&head.headers),
             // What says that something was changed is for people.

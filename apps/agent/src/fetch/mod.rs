@@ -20,6 +20,7 @@
 //! again from zero and says so.
 
 pub mod alt_svc;
+pub mod alt_svc_upgrade;
 pub mod boot_clock;
 pub mod cookie_file;
 pub mod deadline_text;

@@ -23,7 +23,7 @@ use tokio::time::timeout;
 use url::Url;
 
 use super::dial::{ByteStream, Dial, EgressLink, FetchFault};
-use super::exchange::{GetRequest, exchange};
+use super::exchange::{FetchResponse, GetRequest, exchange};
 use super::mode::FetchMode;
 use super::outcome::TransferFailure;
 use super::request_method::RequestMethod;
@@ -147,6 +147,11 @@ impl D2tpOrigin {
 
     /// Whether the origin answers and has what `url` names.
     pub async fn is_available(&self, url: &Url) -> bool {
+        self.head(url).await.is_some()
+    }
+
+    /// What the origin says of what `url` names, if it answers soon and has it.
+    pub async fn head(&self, url: &Url) -> Option<FetchResponse> {
         let ask = GetRequest {
             url: url.clone(),
             from: 0,
@@ -163,7 +168,7 @@ impl D2tpOrigin {
             sources: Vec::new(),
         };
         let answered = timeout(ANSWERS_WITHIN, exchange(self, &ask, &any_link)).await;
-        matches!(answered, Ok(Ok(_)))
+        answered.ok()?.ok()
     }
 
     /// The server of the device's own session.

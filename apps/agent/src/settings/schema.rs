@@ -257,10 +257,10 @@ pub const SETTINGS: &[SettingSchema] = &[
     SettingSchema {
         key: "agent.short_queues",
         kind: SettingKind::Switch,
-        default: Some("false"),
+        default: Some("true"),
         environment: None,
         option: "cedos agent --short-queues",
-        meaning: "Whether the agent keeps the queues of slow networks short for all connections of this user's programs.",
+        meaning: "Whether the agent keeps the queues of bloated networks short for all connections of this user's programs.",
     },
     SettingSchema {
         key: "agent.look_every",

@@ -13,7 +13,7 @@ use std::io::SeekFrom;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path};
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
 use bytes::Bytes;
 use cedos_http::{ByteRanges, RangeDecision};
@@ -62,12 +62,36 @@ pub enum DirectoryAccess {
     Listed,
 }
 
+/// How the validators of files (`ETag`) are made. Web servers that serve the same directory are to make the same, so that a
+/// download may go on here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum EtagFormat {
+    /// Size, and time of the last change in nanoseconds
+    #[default]
+    Nanoseconds,
+    /// nginx: time of the last change in seconds, and size
+    Nginx,
+    /// Apache httpd: size, and time of the last change in microseconds
+    Apache,
+}
+
+impl EtagFormat {
+    fn etag(self, length: u64, changed: Duration) -> String {
+        match self {
+            EtagFormat::Nanoseconds => format!("\"{length:x}-{:x}\"", changed.as_nanos()),
+            EtagFormat::Nginx => format!("\"{:x}-{length:x}\"", changed.as_secs()),
+            EtagFormat::Apache => format!("\"{length:x}-{:x}\"", changed.as_micros()),
+        }
+    }
+}
+
 /// A directory that is served.
 #[derive(Debug)]
 pub struct FileService {
     root: OwnedFd,
     hidden: HiddenFiles,
     directories: DirectoryAccess,
+    etags: EtagFormat,
 }
 
 impl FileService {
@@ -88,6 +112,7 @@ impl FileService {
             root: directory.into(),
             hidden,
             directories,
+            etags: EtagFormat::default(),
         };
         // A kernel without openat2 is noticed now rather than by the first client.
         match service.open_beneath(Path::new(".")) {
@@ -96,6 +121,11 @@ impl FileService {
             )),
             _ => Ok(service),
         }
+    }
+
+    /// Makes validators of this format.
+    pub fn with_etags(self, etags: EtagFormat) -> FileService {
+        FileService { etags, ..self }
     }
 
     /// The answer to one request.
@@ -127,8 +157,7 @@ impl FileService {
         }
         let length = about.len();
         let changed = about.modified()?.duration_since(UNIX_EPOCH);
-        let changed = changed.map_or(0, |since| since.as_nanos());
-        let validator = format!("\"{length:x}-{changed:x}\"");
+        let validator = self.etags.etag(length, changed.unwrap_or_default());
         let modified = httpdate::fmt_http_date(about.modified()?.max(UNIX_EPOCH));
         let text = |name| request.headers().get(name).and_then(|v| v.to_str().ok());
         if is_named(request.headers(), &validator) {
@@ -374,6 +403,18 @@ mod tests {
             status,
             answer.into_body().collect().await.unwrap().to_bytes(),
         )
+    }
+
+    #[test]
+    fn validators_are_made_as_the_web_server_makes_them() {
+        let changed = Duration::new(0x6563_2a01, 1_234_567);
+        for (format, etag) in [
+            (EtagFormat::Nanoseconds, "\"1e8480-179b2855bed1a087\""),
+            (EtagFormat::Nginx, "\"65632a01-1e8480\""),
+            (EtagFormat::Apache, "\"1e8480-60b0c5fadc712\""),
+        ] {
+            assert_eq!(format.etag(2_000_000, changed), etag, "{format:?}");
+        }
     }
 
     #[tokio::test]

@@ -28,7 +28,7 @@ use super::agent_unit;
 use super::descriptor_limit::raise_descriptor_limit;
 use super::key;
 use super::proxy_options::ProxyOptions;
-use super::queue_keeper;
+use super::queue_keeper::{self, QueueReach};
 use super::transfer_args::{stop_on_signal, word_parser};
 use crate::help::EXPERT;
 
@@ -90,15 +90,19 @@ pub struct AgentArgs {
     #[arg(long, value_name = "CMD")]
     when_not_free: Option<String>,
 
-    /// Keep the queues of slow networks short for all TCP connections of this user's programs, as they are: limit the
-    /// round trip to LAMBDA times the shortest one, where it grows beyond [default without a value: 3]. Linux only
+    /// Keep the queues of bloated networks short for all TCP connections of this user's programs: limit the round trip to
+    /// LAMBDA times the shortest one [default: 3, if the setting agent.short_queues is true]. Linux only
     #[arg(long, value_name = "LAMBDA", num_args = 0..=1, require_equals = true, default_missing_value = "3")]
     short_queues: Option<DrwaLambda>,
+
+    /// Leave the queues of networks as they are [default: the setting agent.short_queues]
+    #[arg(long, conflicts_with = "short_queues")]
+    no_short_queues: bool,
 
     /// Exit after this time without a transfer that goes on and without a program that is connected
     /// [default without a value: 5min]. Commands start the agent like this if none runs
     #[arg(long, value_name = "SPAN", num_args = 0..=1, require_equals = true, value_parser = option_parsers::parse_span,
-          conflicts_with_all = ["proxy", "metrics", "when_free", "when_not_free", "short_queues"])]
+          conflicts_with_all = ["proxy", "metrics", "when_free", "when_not_free"])]
     exit_when_idle: Option<Option<Duration>>,
 
     /// Keep every right of this user, and start the commands of --when-free in this process. Without this option, the
@@ -122,6 +126,19 @@ pub struct AgentArgs {
     #[arg(long, hide = true, conflicts_with = "install")]
     run_hooks: bool,
 
+    /// Be no agent, but a system service: keep the queues of bloated networks short for the TCP connections of all users, by a
+    /// BPF program. LAMBDA is that of --short-queues. Linux only
+    #[arg(
+        long,
+        help_heading = EXPERT,
+        value_name = "LAMBDA",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "3",
+        exclusive = true
+    )]
+    short_queues_of_all_users: Option<DrwaLambda>,
+
     /// Keep queues short for an agent that is in its sandbox, until standard input ends
     #[arg(
         long,
@@ -144,17 +161,26 @@ pub struct AgentStart {
     sandbox: Option<SandboxReport>,
 }
 
+/// Keeps queues short and is no agent, if that is what the options say. Call it before there are threads.
+pub fn keep_queues(args: &AgentArgs) -> Option<anyhow::Result<()>> {
+    if let Some(lambda) = args.short_queues_of_all_users {
+        return Some(queue_keeper::run_for_all(lambda));
+    }
+    let lambda = args.keep_queues_short?;
+    queue_keeper::run(lambda);
+    Some(Ok(()))
+}
+
 /// Enters the sandbox, unless the options or the settings keep the agent out of it. Call it before there are threads.
 ///
 /// # Errors
 /// The process for hooks cannot be started, or the settings make no sense.
 pub fn prepare(args: &AgentArgs) -> anyhow::Result<AgentStart> {
-    if args.install || args.uninstall || args.run_hooks || args.keep_queues_short.is_some() {
+    if args.install || args.uninstall || args.run_hooks {
         return Ok(AgentStart::default());
     }
     let settings = UserSettings::load(args.config.as_deref())?;
-    let lambda = args.queue_factor(&settings);
-    let queue_keeper = lambda.map(queue_keeper::start).transpose()?;
+    let queue_keeper = args.start_queue_keeper(&settings)?;
     let is_wanted = settings.parsed("agent.sandbox", str::parse).unwrap_or(true);
     if args.no_sandbox || !is_wanted {
         agent_sandbox::stay_out();
@@ -178,8 +204,40 @@ impl AgentArgs {
     /// How many times the shortest round trip queues may make of it, if they are kept short.
     fn queue_factor(&self, settings: &UserSettings) -> Option<DrwaLambda> {
         let is_wanted = settings.parsed("agent.short_queues", str::parse);
-        let by_settings = || is_wanted.unwrap_or(false).then(DrwaLambda::default);
+        let is_wanted = is_wanted.unwrap_or(true) && !self.no_short_queues;
+        let by_settings = || is_wanted.then(DrwaLambda::default);
         self.short_queues.or_else(by_settings)
+    }
+
+    /// Starts the process that keeps the queues of programs short, if it can reach any. That it cannot is said only to who
+    /// asked for it by an option.
+    fn start_queue_keeper(&self, settings: &UserSettings) -> anyhow::Result<Option<File>> {
+        let Some(lambda) = self.queue_factor(settings) else {
+            return Ok(None);
+        };
+        match QueueReach::of_this_user() {
+            QueueReach::Agent => {}
+            QueueReach::Service => return Ok(None),
+            QueueReach::Nobody(barrier) => {
+                if self.short_queues.is_some() {
+                    print_stderr(&format!(
+                        "note: the queues of programs are not kept short, because {barrier}; a service for all users \
+                         does not need that: cedos agent --short-queues-of-all-users"
+                    ));
+                }
+                return Ok(None);
+            }
+        }
+        match queue_keeper::start(lambda) {
+            Ok(pipe) => Ok(Some(pipe)),
+            Err(error) if self.short_queues.is_some() => Err(error),
+            Err(error) => {
+                print_stderr(&format!(
+                    "note: queues of programs are not kept short: {error:#}"
+                ));
+                Ok(None)
+            }
+        }
     }
 
     /// The hooks, and the process that runs them.
@@ -200,10 +258,6 @@ pub async fn run(args: AgentArgs, start: AgentStart) -> anyhow::Result<ExitCode>
     if args.run_hooks {
         // Nothing else runs in this process.
         agent::run_hooks(&args.hooks(None), std::io::stdin().lock());
-        return Ok(ExitCode::SUCCESS);
-    }
-    if let Some(lambda) = args.keep_queues_short {
-        queue_keeper::run(lambda)?;
         return Ok(ExitCode::SUCCESS);
     }
     // Ends with this function.

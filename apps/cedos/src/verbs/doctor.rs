@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  settings ─▶ key ─▶ networks ─▶ proxy: name ▸ UDP, TCP ▸ handshake ▸ round trip, packet size
-//!  clock · permissions of `cedos run` · wake alarms · NetworkManager, logind · disk · agent · versions
+//!  clock · permissions of `cedos run` · wake alarms · NetworkManager, logind · disk · queues · agent · versions
 //! ```
 //!
 //! Each check is a function that returns its [`Finding`]s; nothing is changed, and only the proxy
@@ -40,6 +40,7 @@ use tokio::sync::broadcast::error::RecvError;
 
 use super::join::ReachingDevice;
 use super::proxy_options::ProxyOptions;
+use super::queue_keeper::QueueReach;
 
 /// How long the proxy may take to answer.
 const PROXY_PATIENCE: Duration = Duration::from_secs(5); // a guess: handshakes are repeated after 0.6, 1.2 and 2 s
@@ -179,6 +180,12 @@ pub async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
     tell(check_permissions().await);
     tell(check_disk(&settings));
     tell(vec![check_sandbox()]);
+    tell(vec![queue_finding(
+        settings
+            .parsed("agent.short_queues", str::parse)
+            .unwrap_or(true),
+        QueueReach::of_this_user(),
+    )]);
     tell(vec![check_agent().await]);
     let is_good = findings
         .iter()
@@ -732,6 +739,27 @@ fn has_filter(pid: u64) -> Option<bool> {
     Some(mode.trim() == "2")
 }
 
+/// Who keeps the queues of bloated networks short for programs, if anybody does.
+fn queue_finding(is_wanted: bool, reach: QueueReach) -> Finding {
+    let name = "short queues";
+    match (is_wanted, reach) {
+        (_, QueueReach::Service) => Finding::good(
+            name,
+            "a system service keeps the queues of bloated networks short for all programs",
+        ),
+        (false, _) => Finding::good(name, "switched off by agent.short_queues"),
+        (true, QueueReach::Agent) => Finding::good(
+            name,
+            "an agent keeps the queues of bloated networks short for this user's programs",
+        ),
+        (true, QueueReach::Nobody(barrier)) => Finding::note(
+            name,
+            format!("the agent does it for its own transfers, and not for programs: {barrier}"),
+            "a system service does it for all users: cedos agent --short-queues-of-all-users",
+        ),
+    }
+}
+
 /// Whether this kernel has what the sandboxes of proxy and agent are made of.
 fn check_sandbox() -> Finding {
     match check_file_restriction() {
@@ -750,6 +778,7 @@ fn check_sandbox() -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use d2tp_tcp::ReachBarrier;
 
     #[test]
     fn what_is_bad_says_what_to_do() {
@@ -787,6 +816,23 @@ mod tests {
             assert_eq!(with(name, 1 - value).status, FindingStatus::Good);
         }
         assert_eq!(namespaces_of_user(|_| None).status, FindingStatus::Good);
+    }
+
+    #[test]
+    fn what_keeps_the_queues_of_programs_long_is_named() {
+        let yama = QueueReach::Nobody(ReachBarrier::PtraceScope(1));
+        let found = queue_finding(true, yama);
+        assert_eq!(found.status, FindingStatus::Note);
+        assert!(found.text.contains("ptrace_scope = 1"), "{}", found.text);
+        for (is_wanted, reach) in [
+            (true, QueueReach::Agent),
+            (false, yama),
+            (false, QueueReach::Agent),
+            (true, QueueReach::Service),
+        ] {
+            let found = queue_finding(is_wanted, reach);
+            assert_eq!(found.status, FindingStatus::Good);
+        }
     }
 
     #[test]

@@ -324,7 +324,7 @@ async fn examine(args: &GetArgs, url: &Url) -> handover::FollowResult {
     let setting = TransferContext::standalone(links, stopped, scheduler);
     let plan = match &transport {
         TransferTransport::Direct(dial) => {
-            transfer::plan_direct(job, dial, setting, args.offline).await
+            transfer::plan_direct(job, &**dial, setting, args.offline).await
         }
         TransferTransport::EndToEnd(dial) => {
             transfer::plan_direct(job, &**dial, setting, args.offline).await

@@ -28,7 +28,7 @@ use super::key;
 use super::log_levels::log_warnings;
 use super::reachable_host::host_for_devices;
 use super::transport::TransportArgs;
-use crate::serve::{DirectoryAccess, FileService, HiddenFiles, answer};
+use crate::serve::{DirectoryAccess, EtagFormat, FileService, HiddenFiles, answer};
 
 /// Serve the files of a directory over D2TP: at an address of this machine, or with --prox as a device
 /// that others reach by its key
@@ -63,6 +63,10 @@ pub struct ServeArgs {
     /// Do not list what is in a directory: a client must know the names of the files
     #[arg(long)]
     no_listing: bool,
+    /// How the validators of files are made: as a web server that serves the same directory makes them, so that downloads
+    /// from there go on here
+    #[arg(long, value_name = "FORMAT", default_value = "nanoseconds")]
+    etags: EtagFormat,
     #[command(flatten)]
     transport: TransportArgs,
 }
@@ -99,7 +103,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     };
     let files = FileService::new(&args.directory, hidden, directories)
         .with_context(|| format!("cannot serve {shown}"))?;
-    let files = Arc::new(files);
+    let files = Arc::new(files.with_etags(args.etags));
     let key = key::load_device_key(args.key.as_deref())?;
     let mut config = EndpointConfig::default();
     args.transport.apply(&mut config);

@@ -1,7 +1,9 @@
-//! `cedos agent --short-queues`: the process that moves the window clamps of other programs lives as long as the agent.
-//! What it does to a queue is measured in `lab/emu/tests/world.rs`.
+//! Short queues for all programs: the process that moves the window clamps of other programs lives as long as the agent, and is
+//! there unless an option or a setting keeps it away. What it does to a queue is measured in `tests/measured/short_queues.rs`
+//! and `lab/emu/tests/world.rs`.
 
 use cedos_lab_rig::wait::until_some;
+use d2tp_tcp::ReachBarrier;
 use nix::sys::signal::Signal;
 
 use super::home::Home;
@@ -17,15 +19,31 @@ fn child_with(parent: u32, word: &str) -> Option<u32> {
     })
 }
 
+/// Whether the processes of this machine reach each other's sockets; a sentence says that they do not.
+fn is_within_reach() -> bool {
+    let barrier = ReachBarrier::of_this_process();
+    if let Some(barrier) = barrier {
+        eprintln!("skipped: {barrier}");
+    }
+    barrier.is_none()
+}
+
+fn process_of(home: &Home) -> u32 {
+    let agent = home.agent.as_ref().and_then(tokio::process::Child::id);
+    agent.expect("it runs")
+}
+
 #[tokio::test]
 async fn the_process_that_keeps_queues_short_ends_with_the_agent_however_that_ends() {
+    if !is_within_reach() {
+        return;
+    }
     for (signal, sandbox) in [
         (Signal::SIGTERM, &[][..]),
         (Signal::SIGKILL, &["--no-sandbox"]),
     ] {
         let mut home = Home::new(&[&["--short-queues=2.5"], sandbox].concat()).await;
-        let agent = home.agent.as_ref().and_then(tokio::process::Child::id);
-        let agent = agent.expect("it runs");
+        let agent = process_of(&home);
         let keeper = until_some("a process for queues", || {
             child_with(agent, "--keep-queues-short=2.5")
         })
@@ -42,20 +60,35 @@ async fn the_process_that_keeps_queues_short_ends_with_the_agent_however_that_en
 }
 
 #[tokio::test]
-async fn the_setting_keeps_queues_short_without_an_option() {
+async fn queues_are_kept_short_unless_the_setting_or_an_option_says_no() {
+    if !is_within_reach() {
+        return;
+    }
     let mut home = Home::new(&[]).await;
-    let set = home
-        .run(&["config", "set", "agent.short_queues", "true"])
+    let started = async |home: &Home| {
+        let agent = process_of(home);
+        until_some("a process for queues", || {
+            child_with(agent, "--keep-queues-short=3")
+        })
         .await;
-    assert_eq!(set.code, 0, "{}", set.errors);
+    };
+    started(&home).await;
+    home.end(Signal::SIGTERM).await;
+    // It is started before the agent says that it is ready.
+    home.start(&["--no-short-queues"]).await;
+    assert_eq!(child_with(process_of(&home), "--keep-queues"), None);
+    let off = ["config", "set", "agent.short_queues", "false"];
+    home.run(&off).await.ends_with(0, "changed");
     home.end(Signal::SIGTERM).await;
     home.start(&[]).await;
-    let agent = home.agent.as_ref().and_then(tokio::process::Child::id);
-    let agent = agent.expect("it runs");
-    until_some("a process for queues", || {
-        child_with(agent, "--keep-queues-short=3")
-    })
-    .await;
+    assert_eq!(child_with(process_of(&home), "--keep-queues"), None);
+    home.end(Signal::SIGTERM).await;
+    home.start(&["--short-queues"]).await;
+    started(&home).await;
+    let both = home
+        .run(&["agent", "--short-queues", "--no-short-queues"])
+        .await;
+    both.ends_with(2, "cannot be used with");
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@
 use std::path::Path;
 use std::process::{Child, Command, Output};
 
+use crate::serve::started;
 use cedos_lab_rig::PATIENCE;
 use cedos_lab_rig::origin::{TestAuthority, note};
 use cedos_lab_rig::port::HeldPort;
@@ -46,15 +47,24 @@ fn certify(directory: &Path) {
     }
 }
 
-fn start() -> Option<Nginx> {
-    if Command::new("nginx").arg("-v").output().is_err() {
+/// Whether nginx is installed; a sentence says that it is not.
+fn is_installed() -> bool {
+    let is_there = Command::new("nginx").arg("-v").output().is_ok();
+    if !is_there {
         eprintln!("skipped: nginx is not installed");
-        return None;
     }
-    let directory = tempfile::tempdir().expect("a directory");
+    is_there
+}
+
+fn start() -> Option<Nginx> {
+    is_installed().then(|| start_in(tempfile::tempdir().expect("a directory"), ""))
+}
+
+/// Starts nginx with more lines for its server over TLS.
+fn start_in(directory: tempfile::TempDir, more: &str) -> Nginx {
     let root = directory.path();
     certify(root);
-    std::fs::create_dir(root.join("www")).expect("create");
+    std::fs::create_dir_all(root.join("www")).expect("create");
     std::fs::write(root.join("www/object"), object()).expect("write");
     std::fs::write(root.join("www/empty"), b"").expect("write");
     std::fs::write(root.join("www/one"), b"1").expect("write");
@@ -76,7 +86,7 @@ fn start() -> Option<Nginx> {
            uwsgi_temp_path {dir}/t4; scgi_temp_path {dir}/t5;
            server {{ listen 127.0.0.1:{plain_port}; {places} }}
            server {{ listen 127.0.0.1:{tls_port} ssl; ssl_certificate {dir}/server.pem;
-                     ssl_certificate_key {dir}/server.key; {places} }}
+                     ssl_certificate_key {dir}/server.key; {places} {more} }}
          }}"
     );
     std::fs::write(root.join("conf"), config).expect("write");
@@ -99,7 +109,7 @@ fn start() -> Option<Nginx> {
         assert!(begun.elapsed() < PATIENCE, "nginx does not listen: {log:?}");
         std::thread::yield_now();
     }
-    Some(nginx)
+    nginx
 }
 
 impl Nginx {
@@ -257,4 +267,63 @@ async fn nginx_over_https_serves_a_proxy_and_a_tunnel_alike() {
         let run = program::run(home, &[&start[..], more].concat()).await;
         run.ends_with(1, "404 Not Found");
     }
+}
+
+#[tokio::test]
+async fn what_a_slow_nginx_sends_comes_by_d2tp_from_the_same_directory_once_it_has_said_so() {
+    if !is_installed() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let (home, www) = (directory.path().to_owned(), directory.path().join("www"));
+    std::fs::create_dir(&www).expect("create");
+    let shown = www.display().to_string();
+    let serve = [
+        "serve",
+        &shown,
+        "--listen",
+        "127.0.0.1:0",
+        "--allow-any-client",
+    ];
+    let serve = [&serve[..], &["--etags", "nginx"]].concat();
+    let (_serving, address) = started(&home.join("d2tp"), &serve).await;
+    let address = address.trim_start_matches("d2tp://").trim_matches('/');
+    let (at, key) = address.split_once('/').expect("an address and a key");
+    // Two million bytes take it 20 s.
+    let more = format!(
+        "limit_rate 100k; access_log {}/asked; add_header Alt-Svc 'd2tp=\"{at}\"; key=\"{key}\"';",
+        home.display()
+    );
+    let nginx = start_in(directory, &more);
+    let (url, begun) = (
+        format!("https://localhost:{}/object", nginx.tls_port),
+        std::time::Instant::now(),
+    );
+    let get = [
+        "get",
+        "--json",
+        "--policy",
+        "free-only",
+        "--ca",
+        "ca.pem",
+        "-o",
+        "out",
+        &url,
+    ];
+    let got = program::run(&home, &get).await;
+    assert_eq!(got.code, 0, "{:#?}", got.events);
+    let took = begun.elapsed();
+    assert!(took.as_secs() < 15, "{took:?}, {:#?}", got.events);
+    let notes: Vec<&str> = got
+        .events
+        .iter()
+        .filter_map(|event| event["text"].as_str())
+        .collect();
+    assert!(
+        notes.iter().any(|text| text.contains("that way")),
+        "{notes:?}"
+    );
+    assert!(std::fs::read(home.join("out")).expect("the file") == object());
+    let asked = std::fs::read_to_string(home.join("asked")).expect("a log");
+    assert!(asked.lines().count() <= 1, "{asked}");
 }

@@ -5,13 +5,15 @@ use std::path::Path;
 
 use crate::download::Rig;
 use cedos_lab_rig::PATIENCE;
-use cedos_lab_rig::origin::{OriginReply, ReplyEnd, reply};
+use cedos_lab_rig::origin::{OriginReply, ReplyEnd, cut, proper, reply};
 use cedos_lab_rig::program::{cedos, run};
+use cedos_lab_rig::wait::within;
+use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Child;
 
 /// Starts a verb that says on its first line how it is reached.
-async fn started(directory: &Path, arguments: &[&str]) -> (Child, String) {
+pub(crate) async fn started(directory: &Path, arguments: &[&str]) -> (Child, String) {
     std::fs::create_dir_all(directory).unwrap();
     let mut child = cedos(directory, arguments).spawn().expect("start cedos");
     let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
@@ -139,6 +141,137 @@ async fn an_origin_that_says_it_speaks_d2tp_is_asked_that_way_next_time_if_it_is
         rig.assert_whole(&rig.get("/a.bin", &free).await, &bytes());
         assert!(asked() > twice, "{mode}: as before, when it is gone");
     }
+}
+
+/// The validator by which `cedos serve` names a file.
+fn validator_of(file: &Path) -> String {
+    let about = std::fs::metadata(file).unwrap();
+    let changed = about.modified().unwrap();
+    let changed = changed.duration_since(std::time::UNIX_EPOCH).unwrap();
+    format!("\"{:x}-{:x}\"", about.len(), changed.as_nanos())
+}
+
+/// An origin that serves a file by HTTPS and by D2TP, and says so.
+struct BothWays {
+    place: tempfile::TempDir,
+    serving: Child,
+    rig: Rig,
+}
+
+/// Bytes of the first answer of the web server, which then falls silent.
+const FIRST_BYTES: usize = 1_000_000;
+
+impl BothWays {
+    /// The web server names the file by this validator, or by that of `cedos serve`.
+    async fn start(validator: Option<&str>) -> BothWays {
+        let place = tempfile::tempdir().unwrap();
+        let files = place.path().join("files");
+        std::fs::create_dir_all(&files).unwrap();
+        std::fs::write(files.join("a.bin"), bytes()).unwrap();
+        let tag = validator.map(str::to_owned);
+        let tag = tag.unwrap_or_else(|| validator_of(&files.join("a.bin")));
+        let shown = files.display().to_string();
+        let serve = [
+            "serve",
+            &shown,
+            "--listen",
+            "127.0.0.1:0",
+            "--allow-any-client",
+        ];
+        let (serving, address) = started(&place.path().join("d2tp"), &serve).await;
+        let address = address.trim_start_matches("d2tp://").trim_matches('/');
+        let (at, key) = address.split_once('/').unwrap();
+        let hint = format!("d2tp=\"{at}\"; key=\"{key}\"; ma=600");
+        let rig = Rig::new("direct", move |asked| {
+            if asked.range_from().is_some() {
+                return OriginReply(proper(asked, &bytes(), &tag), ReplyEnd::Close);
+            }
+            let length = bytes().len().to_string();
+            let headers = [
+                ("Alt-Svc", &*hint),
+                ("Content-Length", &length),
+                ("ETag", &tag),
+            ];
+            let whole = reply("200 OK", &headers, &bytes());
+            OriginReply(cut(whole, FIRST_BYTES), ReplyEnd::Silence)
+        })
+        .await;
+        BothWays {
+            place,
+            serving,
+            rig,
+        }
+    }
+}
+
+/// Whether a run said this in a note.
+fn is_noted(events: &[Value], words: &str) -> bool {
+    let mut texts = events.iter().filter_map(|event| event["text"].as_str());
+    texts.any(|text| text.contains(words))
+}
+
+const GOES_OVER: &str = "the rest comes that way";
+
+#[tokio::test]
+async fn the_rest_of_a_file_comes_by_d2tp_once_its_server_has_said_that_it_speaks_it() {
+    let both = BothWays::start(None).await;
+    let got = both.rig.get("/a.bin", &["--policy", "free-only"]).await;
+    both.rig.assert_whole(&got, &bytes());
+    assert_eq!(both.rig.origin.requests().len(), 1, "{:#?}", got.events);
+    assert!(is_noted(&got.events, GOES_OVER), "{:#?}", got.events);
+    // What is held is compared with its last bytes once more, and nothing else comes twice.
+    let twice = got.last()["duplicate_bytes"].as_u64().unwrap();
+    assert!(twice <= 16 * 1024, "{twice}");
+    // What may cost money stays with the web server.
+    let paid = ["--policy", "free-first", "--stall", "1s"];
+    let got = both.rig.get("/a.bin", &paid).await;
+    both.rig.assert_whole(&got, &bytes());
+    assert!(!is_noted(&got.events, GOES_OVER), "{:#?}", got.events);
+    drop(both.place);
+}
+
+#[tokio::test]
+async fn a_file_that_d2tp_names_otherwise_stays_with_the_web_server() {
+    let both = BothWays::start(Some("\"other\"")).await;
+    let free = ["--policy", "free-only", "--stall", "4s"];
+    let got = both.rig.get("/a.bin", &free).await;
+    both.rig.assert_whole(&got, &bytes());
+    assert!(!is_noted(&got.events, GOES_OVER), "{:#?}", got.events);
+    assert_eq!(both.rig.origin.requests().len(), 2);
+    drop((both.place, both.serving));
+}
+
+#[tokio::test]
+async fn a_file_whose_d2tp_server_dies_on_the_way_is_finished_by_the_web_server() {
+    let mut both = BothWays::start(None).await;
+    let slow = [
+        "--policy",
+        "free-only",
+        "--stall",
+        "2s",
+        "--limit-rate",
+        "500k",
+    ];
+    let mut command = both.rig.command("/a.bin", &slow);
+    let mut running = command.spawn().unwrap();
+    let mut lines = BufReader::new(running.stdout.take().unwrap()).lines();
+    let mut events = Vec::new();
+    while let Some(line) = within(lines.next_line()).await.unwrap() {
+        let event: Value = serde_json::from_str(&line).unwrap();
+        if is_noted(std::slice::from_ref(&event), GOES_OVER) {
+            both.serving.kill().await.unwrap();
+        }
+        events.push(event);
+    }
+    assert!(running.wait().await.unwrap().success(), "{events:#?}");
+    assert!(
+        is_noted(&events, "comes from the web server"),
+        "{events:#?}"
+    );
+    let file = std::fs::read(both.rig.place().join("out")).unwrap();
+    assert!(file == bytes());
+    assert_eq!(both.rig.origin.requests().len(), 2);
+    drop(both.place);
 }
 
 #[tokio::test]

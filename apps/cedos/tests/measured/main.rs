@@ -7,6 +7,7 @@ mod one_budget;
 mod paid_probe;
 mod podcast_library;
 mod run_rests;
+mod short_queues;
 mod slow_server;
 mod sockets_asleep;
 mod sockets_killed;

@@ -25,9 +25,9 @@ use tokio::time::timeout;
 use url::Url;
 
 use super::super::state::{Agent, lock};
-use crate::fetch::dial::{Dial, FetchFault};
+use crate::fetch::dial::{Dial, FetchFault, HEAD_MAX};
 use crate::fetch::direct::DirectConnector;
-use crate::fetch::exchange::{AGENT, HEAD_MAX, REDIRECTS_MAX, credentials, host};
+use crate::fetch::exchange::{AGENT, REDIRECTS_MAX, credentials, host};
 use crate::fetch::local_hosts::LocalHosts;
 use crate::fetch::tls::OriginTls;
 use crate::stream::stream_transport::StreamTransport;

@@ -31,6 +31,9 @@ const BACKOFF_MAX: Duration = Duration::from_secs(30); // a guess
 /// How long a link that carried nothing counts as the worst choice.
 const STALL_MEMORY: Duration = Duration::from_secs(30); // a guess
 
+/// The fewest bytes that are fetched another way: a new request costs a round trip, and up to 16 kB come again.
+const GO_OVER_BYTES_MIN: u64 = 256 * 1024; // a guess
+
 /// The shortest time over which a link's rate is measured.
 const RATE_OVER: Duration = Duration::from_millis(50); // a guess
 
@@ -93,6 +96,20 @@ impl<'a, D: Dial> DirectSource<'a, D> {
     fn lacks_free_rate(&self, control: &TransferControl<'_>) -> bool {
         let comes = self.last_byte.is_some();
         comes && !control.usage.is_metered(self.link()) && self.supply.lacks_free_rate()
+    }
+
+    /// Whether the rest comes a better way by another request, which is then said.
+    fn goes_over(&self, control: &mut TransferControl<'_>, progress: ContentProgress) -> bool {
+        let is_worth_it = progress
+            .remaining()
+            .is_some_and(|rest| rest >= GO_OVER_BYTES_MIN);
+        let goes =
+            is_worth_it && progress.is_continuable() && self.dial.has_better_way(&control.job.url);
+        if goes {
+            let text = "the server speaks D2TP and has the same file: the rest comes that way";
+            control.reporter.note(None, text.into());
+        }
+        goes
     }
 
     fn local_origin(&self, control: &TransferControl<'_>, links: &[Link]) -> Option<LocalOrigin> {
@@ -306,6 +323,9 @@ impl<'a, D: Dial> TransferSource<'a> for DirectSource<'a, D> {
         if !sources.is_empty() && !sources.iter().any(|source| now.sources.contains(source)) {
             return Ok(RequestReview::Leave); // the address our connection stands on is gone
         }
+        if self.goes_over(control, progress) {
+            return Ok(RequestReview::Leave);
+        }
         let connects = self.waits_for_connect();
         let candidates = self.candidates(control);
         let mut spends_too_much = control.metered_bytes_left() == Some(0);
@@ -423,10 +443,15 @@ impl<'a, D: Dial> TransferSource<'a> for DirectSource<'a, D> {
         _control: &TransferControl<'_>,
         _progress: ContentProgress,
     ) -> FetchFault {
-        if let Some(failure) = self.dial.session_failure() {
-            return FetchFault::Final(failure);
-        }
+        let fault = match self.dial.session_failure() {
+            Some(failure) => FetchFault::Final(failure),
+            None => fault,
+        };
         match (fault, self.dial.session_end_text()) {
+            (FetchFault::Final(failure), _) if self.dial.goes_better_way() => FetchFault::Origin {
+                text: failure.text,
+                retry_after: None,
+            },
             (FetchFault::Path(_), Some(text)) => FetchFault::Path(text),
             (fault, _) => fault,
         }
@@ -439,6 +464,17 @@ impl<'a, D: Dial> TransferSource<'a> for DirectSource<'a, D> {
         progress: ContentProgress,
     ) -> Result<RetryDecision, TransferFailure> {
         let unreached = progress.most == 0;
+        let is_outage = self.egress_link(control, self.link()).is_none();
+        if let FetchFault::Path(text) | FetchFault::Origin { text, .. } = &fault
+            && self.dial.goes_better_way()
+            && !is_outage
+        {
+            let text =
+                format!("D2TP with the server failed ({text}): the rest comes from the web server");
+            control.reporter.note(None, text);
+            self.dial.leave_better_way();
+            return Ok(RetryDecision::Now);
+        }
         let (text, reason, retry_after, counts) = match fault {
             FetchFault::Final(failure) => return Err(failure),
             FetchFault::UntrustedPeer(text) | FetchFault::CaptivePortal(text) => {
@@ -450,8 +486,8 @@ impl<'a, D: Dial> TransferSource<'a> for DirectSource<'a, D> {
             }
             FetchFault::Path(text) | FetchFault::NameNotFound(text) => {
                 let link = self.link().to_owned();
-                if self.egress_link(control, &link).is_none() {
-                    return Ok(RetryDecision::Now); // an outage
+                if is_outage {
+                    return Ok(RetryDecision::Now);
                 }
                 let text = match self.dial.survives_link_loss() {
                     true => text, // what moves between links has no fault of one link

@@ -18,8 +18,7 @@ use super::retry::{Backoff, NextTry, RetryDecision};
 use super::source::{Readiness, RequestReview, TransferSource, candidates_changed};
 use super::state::{TransferState, TransferTrigger};
 use crate::fetch::boot_clock::BootInstant;
-use crate::fetch::dial::{EgressLink, FetchFault};
-use crate::fetch::exchange::HEAD_MAX;
+use crate::fetch::dial::{EgressLink, FetchFault, HEAD_MAX};
 use crate::fetch::outcome::{TransferFailure, TransferReason};
 use crate::fetch::rate_limiter::RateLimiter;
 

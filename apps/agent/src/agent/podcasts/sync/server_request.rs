@@ -20,8 +20,8 @@ use url::Url;
 
 use super::super::super::state::{Agent, lock};
 use super::super::feed_fetch::{FeedFault, fault_text};
-use crate::fetch::dial::Dial;
-use crate::fetch::exchange::{AGENT, HEAD_MAX, host};
+use crate::fetch::dial::{Dial, HEAD_MAX};
+use crate::fetch::exchange::{AGENT, host};
 
 /// The maximum number of bytes of an answer.
 const ANSWER_BYTES_MAX: usize = 32 << 20; // a guess: 100,000 actions
