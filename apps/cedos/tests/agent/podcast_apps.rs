@@ -16,7 +16,7 @@ use tokio::process::Command;
 use crate::page::PageLink;
 use crate::podcast_apps_scene::{
     AppAccess, BYTES, Listener, TAG, ask, attributes, begin, empty, episode_bytes, feed_reply, get,
-    installed, links, moving_origin, origin,
+    links, moving_origin, origin,
 };
 
 #[tokio::test]

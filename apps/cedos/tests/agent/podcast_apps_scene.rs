@@ -1,7 +1,7 @@
 //! What the tests of other podcast apps share: a machine whose agent apps talk to, a plain HTTP client, and origins of
 //! feeds.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 

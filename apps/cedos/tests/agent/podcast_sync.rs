@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 use tokio::process::Command;
 
 use crate::podcast_apps_scene::{
-    Listener, empty, feed_reply, get, installed, moving_origin, origin, unconditional_feed_reply,
+    Listener, empty, feed_reply, get, moving_origin, origin, unconditional_feed_reply,
 };
 
 #[tokio::test]

@@ -15,7 +15,6 @@ mod programs;
 mod servers;
 
 use cedos_lab_rig::missing_tool::program_path;
-use std::process::{Command, Stdio};
 
 use cedos_lab_rig::namespace::{NamespaceNeeds, in_namespace_with, sh};
 use cedos_lab_rig::this_test;
