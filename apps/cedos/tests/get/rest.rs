@@ -240,7 +240,8 @@ async fn a_device_killed_in_the_middle_gets_only_what_it_lacks() {
 
 #[tokio::test]
 async fn both_killed_in_the_middle_lose_nothing() {
-    let mut stage = Stage::new(4).await;
+    // The shared cache would keep the object.
+    let mut stage = Stage::with(4, &["--cache-quota", "0"]).await;
     let mut device = stage.get(&[]);
     stage.half_is_safe(&device).await;
     device.kill().await.unwrap();

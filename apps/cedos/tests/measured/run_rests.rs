@@ -11,7 +11,7 @@ use cedos_lab_rig::namespace::{
 };
 use cedos_lab_rig::origin::{OriginReply, OriginRequest, ReplyEnd, ScriptedOrigin, object, proper};
 use cedos_lab_rig::program::ProxyProcess;
-use cedos_lab_rig::share::beside_others;
+use cedos_lab_rig::share::{alone, beside_others};
 use cedos_lab_rig::{PATIENCE, program, this_test};
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
@@ -172,7 +172,8 @@ fn a_connection_at_rest_wakes_for_nothing_and_pays_when_it_must() {
 
 #[test]
 fn a_connection_at_rest_pays_by_how_much_time_is_left() {
-    let _share = beside_others();
+    // What it decides depends on the rates that it sees.
+    let _machine = alone();
     in_namespace(this_test!(), || async {
         let net = Net::new();
         let mut reader = net.reader(&["--by", "+1h"]);
