@@ -1,5 +1,5 @@
 //! Tests with as many clients as the marks name, which take too long for every change: a thousand that fetch one object of
-//! 50 MB, and two hundred devices whose node is killed, drained or replaced.
+//! 50 MB, two hundred devices whose node is killed, drained or replaced, and ten by UDP and in streams at an upgrade.
 //!
 //! The tests judge bytes and requests, and the silence of an upgrade without what threads waited for a processor. The report has
 //! what they printed of the others.
@@ -15,9 +15,10 @@ use super::night_report::NightPart;
 use crate::test_programs::{self, TestProgram};
 
 /// Test programs, and the ignored tests of each that are run.
-const TESTS: [(&str, &str); 2] = [
+const TESTS: [(&str, &str); 3] = [
     ("prox proxy", "megabytes_for_a_thousand"),
     ("cedos get", "many_devices::"),
+    ("cedos get", "upgrade_in_streams::"),
 ];
 /// How much longer than its share a program that has begun may take.
 const GRACE: Duration = Duration::from_secs(20 * 60); // a guess: 150 GB by loopback

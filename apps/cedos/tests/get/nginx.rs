@@ -7,6 +7,7 @@ use std::process::{Child, Command, Output};
 
 use crate::serve::started;
 use cedos_lab_rig::PATIENCE;
+use cedos_lab_rig::missing_tool::is_installed;
 use cedos_lab_rig::origin::{TestAuthority, note};
 use cedos_lab_rig::port::HeldPort;
 use cedos_lab_rig::program;
@@ -47,17 +48,8 @@ fn certify(directory: &Path) {
     }
 }
 
-/// Whether nginx is installed; a sentence says that it is not.
-fn is_installed() -> bool {
-    let is_there = Command::new("nginx").arg("-v").output().is_ok();
-    if !is_there {
-        eprintln!("skipped: nginx is not installed");
-    }
-    is_there
-}
-
 fn start() -> Option<Nginx> {
-    is_installed().then(|| start_in(tempfile::tempdir().expect("a directory"), ""))
+    is_installed("nginx").then(|| start_in(tempfile::tempdir().expect("a directory"), ""))
 }
 
 /// Starts nginx with more lines for its server over TLS.
@@ -271,7 +263,7 @@ async fn nginx_over_https_serves_a_proxy_and_a_tunnel_alike() {
 
 #[tokio::test]
 async fn what_a_slow_nginx_sends_comes_by_d2tp_from_the_same_directory_once_it_has_said_so() {
-    if !is_installed() {
+    if !is_installed("nginx") {
         return;
     }
     let directory = tempfile::tempdir().expect("a directory");
